@@ -1,0 +1,52 @@
+"""What one block of a layer group looks like in memory. Arithmetic only.
+
+    storage of a group: [block, layer in group, key|value, kv head, slot, head dim]
+
+One block is one contiguous record, so that it can be moved with one copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share a pool and a block table, because their blocks live and die alike."""
+
+    layers: tuple[int, ...]
+    """Indices of the decoder layers, ascending."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    """A query at position i reads keys at i - window < j <= i; None: all j <= i."""
+
+    @property
+    def values_per_token(self) -> int:
+        """Numbers stored per token: keys and values of every layer in the group."""
+        return len(self.layers) * 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """A group's blocks, in numbers and bytes."""
+
+    group: LayerGroup
+    block_size: int
+    bytes_per_value: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """Of one block: [layer in group, key|value, kv head, slot, head dim]."""
+        group = self.group
+        return (len(group.layers), 2, group.kv_heads, self.block_size, group.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.group.values_per_token * self.block_size * self.bytes_per_value
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """How many blocks hold this many tokens."""
+    return -(-tokens // block_size)

@@ -1,0 +1,179 @@
+"""Every setting, as frozen slices, one per folder that needs it. Command line, docs page and config file come from here.
+
+A field's docstring is its help text; its unit stands in the sentence. A field that the command line should not offer has
+`metadata={"hidden": True}`. Checked once, in `__post_init__`; nothing edits a slice afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kveik.errors import BadValue
+
+BLOCK_SIZES = (8, 16, 32, 64)
+
+
+def _at_least(slice_: object, **minima: float) -> None:
+    for name, low in minima.items():
+        value = getattr(slice_, name)
+        if value is not None and not value >= low:
+            raise BadValue(f"--{name.replace('_', '-')} is {value}; it must be at least {low}.", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and in which arithmetic."""
+
+    model: str = "smollm2-135m"
+    """A catalogue name, a folder in Hugging Face layout, or a .gguf file."""
+
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Arithmetic of weights and activations. auto: bfloat16 where the CPU multiplies it natively, else float32."""
+
+    max_model_len: int | None = None
+    """Context in tokens, prompt and output together. Default: the model's own."""
+
+    chat_template: str | None = None
+    """File with a Jinja chat template, in place of the model's own."""
+
+    threads: int | None = None
+    """CPU threads for the arithmetic. Default: the least of affinity, cgroup quota and physical cores."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, max_model_len=1, threads=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How much key/value memory there is, and how it is cut."""
+
+    block_size: int = 16
+    """Tokens per block: 8, 16, 32 or 64. Smaller wastes less at the tail; larger keeps tables short."""
+
+    enable_prefix_caching: bool = True
+    """Find blocks of earlier prompts by content. Off: only the choices of one request share."""
+
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Type of stored keys and values. auto: the model's."""
+
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for keys and values, taken once at start. Default: what --gpu-memory-utilization leaves."""
+
+    gpu_memory_utilization: float = 0.85
+    """Share of the memory that the cgroup really leaves, for weights, workspace and blocks together; in (0, 1]."""
+
+    num_gpu_blocks_override: int | None = None
+    """Blocks per layer group, whatever the memory says. For tests and experiments."""
+
+    def __post_init__(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            raise BadValue(f"--block-size is {self.block_size}; it must be one of 8, 16, 32, 64.", param="block_size")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise BadValue(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1.",
+                param="gpu_memory_utilization",
+            )
+        _at_least(self, kv_cache_memory_bytes=1, num_gpu_blocks_override=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """How many tokens and sequences a step may hold, and who comes first."""
+
+    max_num_seqs: int = 64
+    """Sequences running at once."""
+
+    max_num_batched_tokens: int = 2048
+    """Tokens in one step, decodes and prefill chunks together."""
+
+    prefill_chunk_size: int = 512
+    """Prompt tokens in one step, all sequences together. 512 keeps streams smooth; 2048 suits batch work."""
+
+    long_prefill_token_threshold: int | None = None
+    """Prompt tokens of one sequence in one step at most, so that short prompts pass long ones. Default: no such cap."""
+
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """fcfs: first come, first served. priority: lower `priority` first, then arrival."""
+
+    max_waiting: int = 1024
+    """Sequences in the queue at most; more are refused with 429."""
+
+    look_past: int = 8
+    """Waiting sequences that may be passed over while one ahead does not fit, so that it does not block the line."""
+
+    look_past_limit: int = 64
+    """How often one waiting sequence may be passed over before nobody else is admitted ahead of it."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, max_num_seqs=1, max_num_batched_tokens=1, prefill_chunk_size=1, long_prefill_token_threshold=1)
+        _at_least(self, max_waiting=1, look_past=0, look_past_limit=0)
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise BadValue(
+                f"--max-num-seqs is {self.max_num_seqs}, more than --max-num-batched-tokens {self.max_num_batched_tokens}; "
+                "every running sequence needs room for one token in every step.",
+                param="max_num_seqs",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """How tokens reach their readers."""
+
+    stream_buffer_tokens: int = 1024
+    """Tokens of one choice that may wait for a slow reader; beyond it the request is aborted and its blocks freed."""
+
+    seed: int = 0
+    """Seed from which requests without a seed of their own get theirs."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, stream_buffer_tokens=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The OpenAI door: where it listens and what it lets in."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = 8000
+    """Port to listen on."""
+
+    served_model_name: tuple[str, ...] = ()
+    """Names under which the model is served; may be given several times. Default: the model's own."""
+
+    api_key: tuple[str, ...] = ()
+    """Keys that may ask, one tenant each; may be given several times. None given: everybody may, as one tenant."""
+
+    tenant_secret_file: str | None = None
+    """File with the secret from which tenants' cache salts are derived. Default: one made in the user's cache folder."""
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    """Bytes of a request body at most."""
+
+    drain_seconds: float = 30.0
+    """Seconds that running requests may go on after a stop signal, before they are aborted."""
+
+    special_tokens_in_content: bool = False
+    """Let text inside messages act as template markers. Off: such text is plain text."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, max_body_bytes=1024, drain_seconds=0)
+        if not 0 <= self.port <= 65535:
+            raise BadValue(f"--port is {self.port}; it must be between 0 and 65535.", param="port")
+        if any(not key for key in self.api_key):
+            raise BadValue("--api-key is empty; a key has at least 1 character.", param="api_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The slices that an engine needs, together."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)

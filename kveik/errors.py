@@ -1,0 +1,128 @@
+"""Everything that can go wrong, drawn as one tree with two trunks.
+
+KveikError
+├── Refused            the caller's: nothing changed, the message names the number and the knob; HTTP 4xx
+│   ├── BadValue           a parameter outside its range                               400
+│   ├── PromptTooLong      more tokens than the context holds                          400 context_length_exceeded
+│   ├── Unsupported        a model, tensor type or feature we do not have              400
+│   ├── ModelBroken        weights missing, truncated or inconsistent                  400
+│   ├── DoesNotFit         memory, context or blocks do not suffice                    400
+│   ├── Unreachable        a download, folder or port that cannot be had               400
+│   ├── NotAuthorized      a missing or wrong API key                                  401
+│   ├── ModelNotFound      a name we do not serve                                      404 model_not_found
+│   ├── BodyTooLarge       more bytes than the server reads                            413
+│   └── Overloaded         the queue is full, or the server is draining                429 / 503
+└── Broken             ours: HTTP 5xx, logged with the plan that was running
+    └── NonFiniteLogits    the model produced NaN or Inf for one request
+
+Caught in one place each: `kveik.cli.main` for the command line, `kveik.server.app` for HTTP, `kveik.engine.loop` for the step.
+"""
+
+from __future__ import annotations
+
+
+class KveikError(Exception):
+    """The root. `message` is safe to show to a client: no path of the server, no traceback, no echo of long input."""
+
+    status: int = 500
+    code: str | None = None
+    """OpenAI's machine-readable code, where one exists."""
+
+    param: str | None = None
+    """The request field at fault, where one is."""
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class Refused(KveikError):
+    """The caller asked for something we do not do. Nothing changed."""
+
+    status = 400
+
+
+class BadValue(Refused):
+    """A parameter is outside its range or of the wrong kind."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(Refused):
+    """The prompt and the tokens asked for do not fit into the context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, tokens: int, allowed: int, wanted: int | None = None, param: str = "prompt") -> None:
+        asked = f"{tokens} prompt tokens" if wanted is None else f"{tokens} prompt tokens and max_tokens {wanted}"
+        super().__init__(f"This server's context holds {allowed} tokens (--max-model-len); the request has {asked}.")
+        self.param = param
+
+
+class Unsupported(Refused):
+    """A model, tensor type or feature that we do not have. The message names it."""
+
+
+class ModelBroken(Refused):
+    """Weights or vocabulary are missing, truncated or contradict each other."""
+
+
+class DoesNotFit(Refused):
+    """Memory, context or blocks do not suffice. The message holds the arithmetic and what would work."""
+
+
+class Unreachable(Refused):
+    """A download, a folder or a port cannot be had."""
+
+
+class NotAuthorized(Refused):
+    """No API key, or a wrong one."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ModelNotFound(Refused):
+    """A model name that this server does not serve."""
+
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, name: str, served: tuple[str, ...]) -> None:
+        super().__init__(f"The model '{name[:100]}' is not served here; this server has: {', '.join(served)}.")
+        self.param = "model"
+
+
+class BodyTooLarge(Refused):
+    """The request body has more bytes than the server reads."""
+
+    status = 413
+
+    def __init__(self, *, allowed: int) -> None:
+        super().__init__(f"The request body is larger than {allowed} bytes (--max-body-bytes).")
+
+
+class Overloaded(Refused):
+    """The queue is full (429) or the server is stopping (503). Worth trying again after `retry_after` seconds."""
+
+    status = 429
+
+    def __init__(self, message: str, *, retry_after: int = 1, status: int = 429) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.status = status
+
+
+class Broken(KveikError):
+    """Our fault. The message says what the caller may know; the log has the rest."""
+
+    status = 500
+
+
+class NonFiniteLogits(Broken):
+    """The model produced NaN or Inf for one request; that request ends, the others go on."""
+
+    def __init__(self) -> None:
+        super().__init__("The model produced values that are not finite for this request; it was ended. Others go on.")

@@ -1,0 +1,1 @@
+"""From a file on disk to logits: spec · catalogue · weights · gguf · rope · layers · linear · decoder · batch."""

@@ -1,0 +1,26 @@
+"""The tokens of one step, laid out as flat arrays: what the executor hands to the decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kveik.kernels.attention import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """All tokens of a step, sequence after sequence, decodes first."""
+
+    token_ids: Tensor
+    """int64 [tokens]"""
+
+    positions: Tensor
+    """int64 [tokens]"""
+
+    groups: tuple[AttentionBatch, ...]
+    """One per layer group, in the order of `ModelSpec.groups`."""
+
+    wanted: Tensor
+    """int64 [wanted]: tokens whose final hidden state is asked for, ascending."""

@@ -1,0 +1,1 @@
+"""Readers of the engine's events: metrics and, later, trace and diagnosis."""

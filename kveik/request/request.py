@@ -1,0 +1,179 @@
+"""What a caller asks for: immutable, and checked once at the door. Past it nobody checks again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from kveik.errors import BadValue
+
+MAX_CHOICES = 128
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_SALT_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose the next token, and when to stop. Order: penalties and bias, temperature, top_k, min_p, top_p."""
+
+    max_tokens: int
+    """New tokens at most, per choice; at least 1."""
+
+    temperature: float = 1.0
+    """0 is greedy; otherwise logits are divided by it."""
+
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities reach this sum; in (0, 1]."""
+
+    min_p: float = 0.0
+    """Drop tokens below this share of the likeliest token's probability; in [0, 1]."""
+
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; > 0."""
+
+    presence_penalty: float = 0.0
+    """Subtracted once for every token that the output already holds; in [-2, 2]."""
+
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output; in [-2, 2]."""
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias in [-100, 100]) pairs; -100 makes the token impossible."""
+
+    seed: int | None = None
+    """Makes sampling repeatable, whatever else is in the batch; any 64-bit integer."""
+
+    logprobs: int | None = None
+    """Report the chosen token's log-probability and this many of the likeliest; up to 20. Before temperature and filters."""
+
+    prompt_logprobs: int | None = None
+    """The same for each prompt token; such a request recomputes its prompt and takes no prefix hit."""
+
+    n: int = 1
+    """Choices to generate from the one prompt."""
+
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are not part of it unless `include_stop_str_in_output`."""
+
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the text, also under `ignore_eos`."""
+
+    min_tokens: int = 0
+    """New tokens before any stop condition counts."""
+
+    ignore_eos: bool = False
+    """Go on past the model's own end tokens."""
+
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+
+    include_stop_str_in_output: bool = False
+    """Keep the stop string in the text."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            _check_range(name, getattr(self, name), low, high)
+        if not 0 < self.top_p <= 1:
+            raise BadValue(f"top_p is {self.top_p}; it must be above 0 and at most 1.", param="top_p")
+        if not self.repetition_penalty > 0:
+            raise BadValue(f"repetition_penalty is {self.repetition_penalty}; it must be above 0.", param="repetition_penalty")
+        if self.min_tokens > self.max_tokens:
+            raise BadValue(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}.", param="min_tokens")
+        _check_stops(self.stop)
+        _check_bias(self.logit_bias)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, 1 << 30),
+    ("temperature", 0, 100),
+    ("top_k", 0, 1 << 30),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 0, 100),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("seed", -(1 << 63), (1 << 64) - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_CHOICES),
+    ("min_tokens", 0, 1 << 30),
+)
+
+
+def _check_range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is None:
+        return
+    # Written so that NaN fails too.
+    if not (low <= value <= high) or math.isinf(value):
+        raise BadValue(f"{name} is {value}; it must be between {low} and {high}.", param=name)
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise BadValue(f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed.", param="stop")
+    for stop in stops:
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise BadValue(f"a stop string has {len(stop)} characters; it must have 1 to {MAX_STOP_CHARACTERS}.", param="stop")
+
+
+def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise BadValue(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}.", param="logit_bias")
+    for token, value in bias:
+        if not -100 <= value <= 100:
+            raise BadValue(f"logit_bias for token {token} is {value}; it must be in [-100, 100].", param="logit_bias")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt, its parameters and who asked."""
+
+    id: str
+    """The server's own id; never the client's."""
+
+    prompt: tuple[int, ...]
+    """Token ids, at least one; the server has checked them against the vocabulary and the context."""
+
+    sampling: SamplingParams
+
+    priority: int = 0
+    """Lower is served earlier under `--scheduling-policy priority`."""
+
+    tenant: bytes = b""
+    """Digest that stands for the API key; part of every block key. Empty: no keys are configured."""
+
+    cache_salt: str | None = None
+    """The caller's own salt, on top of the tenant's."""
+
+    media_hash: bytes | None = None
+    """Digest of media that the prompt's placeholders stand for; None: text only."""
+
+    echo: bool = field(default=False)
+    """Whether the reader wants the prompt's text in front (a matter of text, not of scheduling)."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise BadValue("The prompt is empty: it has 0 tokens, and at least 1 is needed.", param="prompt")
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARACTERS:
+            raise BadValue(
+                f"cache_salt has {len(self.cache_salt)} characters; it must have 1 to {MAX_SALT_CHARACTERS}.",
+                param="cache_salt",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability (natural, always finite) of one token, and of the likeliest ones, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()

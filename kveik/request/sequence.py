@@ -1,0 +1,98 @@
+"""How far one choice of a request has come: the one mutable thing per request.
+
+States: WAITING (in the queue, holds no blocks) → RUNNING (admitted, holds blocks) → FINISHED. Preemption leads from RUNNING
+back to WAITING: the tokens stay, the blocks go, `computed` returns to zero. There are no phases: a sequence has a length and
+a computed count, and every step lets computed catch up with length.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Literal
+
+from kveik.request.request import Request, SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request.
+
+    tokens   [ p p p p p p p p | o o o o ]        p: prompt, o: output
+             |--- computed ---|                   keys and values of these are in the cache
+                              |--- pending ---|   what the next steps must compute
+    """
+
+    id: int
+    """Unique in the process, never reused; increases with arrival."""
+
+    request: Request
+    choice: int
+    """Which of the request's n choices."""
+
+    seed: int
+    """The seed of this choice: from the request, or drawn by the engine at arrival. Survives preemption."""
+
+    arrived: float
+    """Seconds on the engine's clock."""
+
+    tokens: list[int]
+    prompt_length: int
+    computed: int = 0
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The stop token that ended it, where one did."""
+
+    cached_tokens: int | None = None
+    """Prompt tokens found by content at the first admission; None before it. Later admissions do not count."""
+
+    admitted: float | None = None
+    """When it was first admitted, seconds."""
+
+    first_token: float | None = None
+    """When its first token was there, seconds."""
+
+    last_token: float | None = None
+    preemptions: int = 0
+    row: int | None = None
+    """Row in the cache's block tables while RUNNING."""
+
+    @classmethod
+    def start(cls, *, id: int, request: Request, choice: int, seed: int, arrived: float) -> Sequence:
+        tokens = list(request.prompt)
+        return cls(id=id, request=request, choice=choice, seed=seed, arrived=arrived, tokens=tokens, prompt_length=len(tokens))
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that must be computed before the next one can be sampled; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_count(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the newest sampled token is pending."""
+        return self.pending == 1 and self.output_count > 0

@@ -1,0 +1,1 @@
+"""Between text and tokens: tokenizer · chat · detokenize. Knows nothing of requests or models."""
