@@ -1,0 +1,76 @@
+# One command each. Needs Python 3.11 or newer with its venv module, a C compiler and make; everything else comes into .venv.
+#
+# torch: constraints.txt pins one release, because an open range lets pip choose whatever is newest. PyPI's Linux wheel of torch is
+# the CUDA build, with gigabytes of libraries beside it. A machine without a GPU is served better by PyTorch's own CPU index:
+#
+#     make serve PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+#
+# It is no default, because many networks reach PyPI or a mirror of it and nothing else, and pip fails when one index cannot be reached.
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+MODELS_IN_TESTS := smollm2-135m qwen2.5-coder-0.5b gemma-3-270m
+MODELS_IN_ALL_TESTS := $(MODELS_IN_TESTS) qwen2.5-coder-1.5b
+
+ifdef PIP_EXTRA_INDEX_URL
+export PIP_EXTRA_INDEX_URL
+endif
+
+.PHONY: help install dev serve chat test test-all check bench docs clean
+.DELETE_ON_ERROR:
+
+help:            ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+install: .venv/.installed   ## the server and its command line, into .venv
+dev: .venv/.installed-dev   ## the same, and what the tests need
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "kveik needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# Stamps: pip is asked again only when the requirements have changed.
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing kveik into .venv (the first time this fetches torch, which is large)"
+	$(PIP) -e .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing kveik and its development tools into .venv"
+	$(PIP) -e '.[dev]'
+	@touch .venv/.installed $@
+
+serve: install   ## fetch MODEL (default smollm2-135m) and serve it; ARGS='--port 9000' and the like are passed on
+	$(BIN)/kveik serve $(MODEL) $(ARGS)
+
+chat: install    ## fetch MODEL and talk to it in the terminal
+	$(BIN)/kveik chat $(MODEL) $(ARGS)
+
+# Models first, so that a slow network is seen as a progress bar and not as a test that ran out of time.
+test: dev        ## everything tested: quick tests, style, types, import contracts
+	for model in $(MODELS_IN_TESTS); do $(BIN)/kveik pull $$model || exit 1; done
+	$(BIN)/pytest $(ARGS)
+
+test-all: dev    ## the slow tests too: long worlds and large models
+	for model in $(MODELS_IN_ALL_TESTS); do $(BIN)/kveik pull $$model || exit 1; done
+	$(BIN)/pytest -m '' $(ARGS)
+
+check: dev       ## style, types and import contracts alone, in seconds
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/tidy -k 'not ruff and not mypy and not import_contracts'
+
+bench: install   ## measured figures for MODEL
+	$(BIN)/kveik bench throughput $(MODEL) $(ARGS)
+
+docs: dev        ## write docs/CONFIGURATION.md anew from the settings themselves
+	$(BIN)/python -m kveik.cli.configuration > docs/CONFIGURATION.md
+
+clean:           ## forget .venv and all caches of tools; fetched models stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
