@@ -152,6 +152,9 @@ class ServerConfig:
     max_body_bytes: int = 16 * 1024 * 1024
     """Bytes of a request body at most."""
 
+    stall_seconds: float = 60.0
+    """Seconds that a client may leave a request body unsent or a streamed answer unread, before its connection is dropped."""
+
     drain_seconds: float = 30.0
     """Seconds that running requests may go on after a stop signal, before they are aborted."""
 
@@ -162,7 +165,7 @@ class ServerConfig:
     """Least severity that is logged."""
 
     def __post_init__(self) -> None:
-        _at_least(self, max_body_bytes=1024, drain_seconds=0)
+        _at_least(self, max_body_bytes=1024, stall_seconds=0.1, drain_seconds=0)
         if not 0 <= self.port <= 65535:
             raise BadValue(f"--port is {self.port}; it must be between 0 and 65535.", param="port")
         if any(not key for key in self.api_key):

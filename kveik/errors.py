@@ -10,7 +10,9 @@ KveikError
 │   ├── Unreachable        a download, folder or port that cannot be had               400
 │   ├── NotAuthorized      a missing or wrong API key                                  401
 │   ├── ModelNotFound      a name we do not serve                                      404 model_not_found
+│   ├── BodyStalled        a request body that does not arrive                         408
 │   ├── BodyTooLarge       more bytes than the server reads                            413
+│   ├── WrongMediaType     a request body that is not plain JSON                       415
 │   └── Overloaded         the queue is full, or the server is draining                429 / 503
 └── Broken             ours: HTTP 5xx, logged with the plan that was running
     └── NonFiniteLogits    the model produced NaN or Inf for one request
@@ -102,6 +104,24 @@ class BodyTooLarge(Refused):
 
     def __init__(self, *, allowed: int) -> None:
         super().__init__(f"The request body is larger than {allowed} bytes (--max-body-bytes).")
+
+
+class BodyStalled(Refused):
+    """The request body did not arrive in time."""
+
+    status = 408
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__(f"The request body was not complete after {seconds:g} seconds.")
+
+
+class WrongMediaType(Refused):
+    """The request body is declared as something other than uncompressed UTF-8 JSON."""
+
+    status = 415
+
+    def __init__(self) -> None:
+        super().__init__("The request body must be uncompressed JSON in UTF-8, sent as Content-Type: application/json.")
 
 
 class Overloaded(Refused):
