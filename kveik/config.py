@@ -96,6 +96,9 @@ class ScheduleConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come, first served. priority: lower `priority` first, then arrival."""
 
+    priority_ageing_seconds: float = 30.0
+    """Seconds of age that weigh as much as one priority level, so that a low priority is served in bounded time. inf: none."""
+
     max_waiting: int = 1024
     """Sequences in the queue at most; more are refused with 429."""
 
@@ -108,6 +111,11 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _at_least(self, max_num_seqs=1, max_num_batched_tokens=1, prefill_chunk_size=1, long_prefill_token_threshold=1)
         _at_least(self, max_waiting=1, look_past=0, look_past_limit=0)
+        if not self.priority_ageing_seconds > 0:
+            raise BadValue(
+                f"--priority-ageing-seconds is {self.priority_ageing_seconds}; it must be above 0 (inf: no ageing).",
+                param="priority_ageing_seconds",
+            )
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise BadValue(
                 f"--max-num-seqs is {self.max_num_seqs}, more than --max-num-batched-tokens {self.max_num_batched_tokens}; "

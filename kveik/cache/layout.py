@@ -47,6 +47,27 @@ class BlockLayout:
         return self.group.values_per_token * self.block_size * self.bytes_per_value
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy-on-write: the record of `source` becomes that of `target`. Carried out in order, before any write of the step."""
+
+    group: int
+    source: int
+    target: int
+
+
 def blocks_for(tokens: int, block_size: int) -> int:
     """How many blocks hold this many tokens."""
     return -(-tokens // block_size)
+
+
+def blocks_at_most(group: LayerGroup, tokens: int, block_size: int, chunk: int) -> int:
+    """Most blocks of a group that one sequence of `tokens` positions holds at once, computed in chunks of at most `chunk`.
+
+    A windowed group needs the blocks of positions [computed - window + 1, computed + chunk): at most window + chunk - 1
+    positions, which touch (window + chunk - 2) // block_size + 2 blocks where they are aligned worst.
+    """
+    whole = blocks_for(tokens, block_size)
+    if group.window is None:
+        return whole
+    return min(whole, (group.window + chunk - 2) // block_size + 2)

@@ -13,6 +13,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_SALT_CHARACTERS = 512
+MAX_PRIORITY = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,7 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise BadValue("The prompt is empty: it has 0 tokens, and at least 1 is needed.", param="prompt")
+        _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARACTERS:
             raise BadValue(
                 f"cache_salt has {len(self.cache_salt)} characters; it must have 1 to {MAX_SALT_CHARACTERS}.",

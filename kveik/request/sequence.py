@@ -66,6 +66,24 @@ class Sequence:
     row: int | None = None
     """Row in the cache's block tables while RUNNING."""
 
+    capacity: int = 0
+    """Positions that the blocks held now have room for; 0 while WAITING."""
+
+    admission: int = 0
+    """Serial number of the latest admission: the larger, the newer among the running ones."""
+
+    passed_over: int = 0
+    """How often another one behind it in the queue was admitted ahead of it."""
+
+    end_length: int = 0
+    """Length in tokens at which it ends with 'length'; set when it is queued."""
+
+    stop_length: int = 0
+    """Length in tokens from which stop tokens end it (`min_tokens`); set when it is queued."""
+
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end it with 'stop'; set when it is queued."""
+
     @classmethod
     def start(cls, *, id: int, request: Request, choice: int, seed: int, arrived: float) -> Sequence:
         tokens = list(request.prompt)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from kveik.cache.layout import BlockCopy as BlockCopy
 from kveik.request.request import TokenLogprob
 from kveik.request.sequence import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens [start, start + count) of one sequence."""
+class Chunk(NamedTuple):
+    """Tokens [start, start + count) of one sequence. A named tuple, because a step makes hundreds of them."""
 
     sequence_id: int
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls on a chunk
     samples: bool
     """Whether the chunk reaches the sequence's end, so that its last logits choose a token."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """Copy-on-write: the record of `source` becomes that of `target`. Carried out in order, before any write of the step."""
-
-    group: int
-    source: int
-    target: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +44,7 @@ class StepPlan:
         return not self.chunks
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The token chosen for one sequence; `failed` instead of a token where its logits were not finite."""
 
     sequence_id: int

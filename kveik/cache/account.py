@@ -1,0 +1,55 @@
+"""What the ledger knows of one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kveik.cache.keys import KeyChain
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One sequence's keys and blocks, from `open` to `close`.
+
+    blocks[group]   [ 0 0 | b b b | b b ]
+                      ↑     ↑       └ not all slots written yet
+                      │     └ registered: whole, can be found by content
+                      └ firsts[group]: left the window, given back; placeholders that mean nothing
+    """
+
+    sequence_id: int
+    tokens: list[int]
+    """The sequence's own list, read only; it grows with every sampled token."""
+
+    chain: KeyChain
+    blocks: list[list[int]]
+    firsts: list[int]
+    row: int | None = None
+    """Row in the block tables while it holds blocks."""
+
+    computed: int = 0
+    """Tokens whose keys and values are written and whose step has finished."""
+
+    registered: int = 0
+    """Whole blocks that have been registered or were found."""
+
+    target: int = 0
+    """Length at admission: what it computes before it makes new tokens."""
+
+    tail_known: bool = False
+    """Whether the partial block at the target has been registered."""
+
+    @property
+    def held(self) -> bool:
+        return self.row is not None
+
+
+@dataclass(slots=True)
+class PrivateSpace:
+    """A namespace that one request's choices share while prefix caching is off."""
+
+    open: int = 0
+    """Choices that have not been closed."""
+
+    parents: dict[bytes, None] = field(default_factory=dict)
+    """Parents of all blocks ever registered in it, in order."""

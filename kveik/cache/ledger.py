@@ -1,0 +1,356 @@
+"""Which sequence holds which cache block, and which content can be found again. Knows no requests, tensors or time.
+
+A sequence is an id and a list of tokens. Its life here:
+
+    open ── match, blocker, can_admit (questions) ── admit ──> grow, commit, grow, commit, … ── release ──> close
+                       ↑                                                                          │
+                       └──────────────────────── after a preemption ──────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kveik.cache.account import Account, PrivateSpace
+from kveik.cache.block_table import BlockTables
+from kveik.cache.claims import Claims
+from kveik.cache.group import GroupBlocks, GroupUsage
+from kveik.cache.keys import KeyChain, KeySpace, block_key
+from kveik.cache.layout import BlockCopy, LayerGroup, blocks_at_most, blocks_for
+from kveik.cache.match import PrefixMatch, longest_match
+from kveik.errors import DoesNotFit
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a sequence got when it was admitted."""
+
+    row: int
+    matched: int
+    """Tokens whose keys and values are there already, once `copies` are done."""
+
+    copies: tuple[BlockCopy, ...]
+
+
+class CacheLedger:
+    """Blocks of all layer groups, and the sequences that hold them."""
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        blocks: Sequence[int],
+        *,
+        block_size: int,
+        rows: int,
+        max_model_len: int,
+        max_chunk: int | None = None,
+        enable_prefix_caching: bool = True,
+        fingerprint: bytes = b"",
+        kv_dtype: str = "float32",
+    ) -> None:
+        """`blocks`: per group. `rows`: sequences running at once. `max_chunk`: tokens of one sequence in one step at most.
+
+        Raises DoesNotFit where a group cannot hold one sequence of `max_model_len` tokens: so whatever is admitted can run.
+        """
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self._chunk = max_model_len if max_chunk is None else max_chunk
+        self._caching = enable_prefix_caching
+        self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
+        self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
+        self._space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
+        self._accounts: dict[int, Account] = {}
+        self._private: dict[bytes, PrivateSpace] = {}
+        self._filling: dict[int, Account] = {}
+        self._claims = Claims()
+        self._holders = 0
+        for number, group in enumerate(self._groups):
+            needed = blocks_at_most(group.group, max_model_len, block_size, self._chunk)
+            if needed > group.pool.total:
+                raise DoesNotFit(
+                    f"Layer group {number} has {group.pool.total} blocks of {block_size} tokens; one sequence of "
+                    f"--max-model-len {max_model_len} needs {needed}. At most {group.pool.total * block_size} tokens fit."
+                )
+
+    # Questions: they change nothing.
+
+    @property
+    def tables(self) -> list[NDArray[np.int32]]:
+        """Per group, int32 [rows, blocks per sequence at most]; updated in place."""
+        return self._tables.arrays
+
+    @property
+    def usage(self) -> tuple[GroupUsage, ...]:
+        """Per group, how many blocks are in which state."""
+        return tuple(group.usage for group in self._groups)
+
+    @property
+    def free_rows(self) -> int:
+        """Sequences that could be admitted as far as rows go."""
+        return self._tables.free_rows
+
+    def match(self, sequence_id: int, limit: int) -> PrefixMatch | None:
+        """The longest prefix of at most `limit` tokens whose content is in the cache."""
+        account = self._accounts[sequence_id]
+        return longest_match(self._groups, account.chain, account.tokens, limit)
+
+    def blocker(self, sequence_id: int, match: PrefixMatch | None, limit: int) -> bytes | None:
+        """The claim worth waiting for: a running sequence is about to compute what follows `match` in this one.
+
+        The last one, where several follow each other. None: there is nothing to wait for. Of partial blocks only the tail of
+        an equal prompt counts; a few tokens in common are computed sooner than waited for.
+        """
+        if not self._claims or (match is not None and match.tokens >= limit):
+            return None
+        account = self._accounts[sequence_id]
+        length, size = len(account.tokens), self.block_size
+        whole, found = length // size, match.full if match else 0
+        keys = account.chain.extend(account.tokens, whole)
+        last = None
+        for key in keys[found:whole]:
+            if key not in self._claims:
+                return last
+            last = key
+        if length % size > 1:
+            tail = block_key(account.chain.parent(whole), account.tokens[whole * size :])
+            last = tail if tail in self._claims else last
+        return last
+
+    def claimed(self, key: bytes) -> bool:
+        """Whether a running sequence is still about to compute this content."""
+        return key in self._claims
+
+    def can_admit(self, sequence_id: int, match: PrefixMatch | None, without: Sequence[int] = ()) -> bool:
+        """Whether there is a row, and room for all tokens of the sequence beside what the running ones need next.
+
+        Needed next: the rest of what running sequences were admitted with, and one block for every running sequence, this
+        one included. Without that reserve an admission could take the block that a decode needs a step later, be preempted
+        for it, come back, and so on without end. Nobody running: no reserve, so that what fits at all is admitted.
+        `without`: as if these running sequences had been released.
+        """
+        if self._tables.free_rows + len(without) == 0:
+            return False
+        account, gone = self._accounts[sequence_id], set(without)
+        length = len(account.tokens)
+        running = self._holders - len(gone)
+        reserve = running + 1 if running else 0
+        filling = [other for key, other in self._filling.items() if key not in gone]
+        for number, group in enumerate(self._groups):
+            wanted = match.blocks[number] if match else ()
+            room = group.pool.available + self._freed(number, gone) - self._unheld(number, wanted, gone)
+            needed = self._most(number, length, match.firsts[number] if match else 0) - len(wanted)
+            rest = sum(self._rest(number, other) for other in filling)
+            if needed + rest + reserve > room:
+                return False
+        return True
+
+    def can_grow(self, sequence_id: int, length: int) -> bool:
+        """Whether every group has blocks left to give this sequence room for `length` tokens."""
+        needed = blocks_for(length, self.block_size) - len(self._accounts[sequence_id].blocks[0])
+        return all(group.pool.available >= needed for group in self._groups)
+
+    # Actions.
+
+    def open(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        *,
+        request: str,
+        tenant: bytes = b"",
+        salt: str | None = None,
+        adapter: bytes | None = None,
+        media: bytes | None = None,
+    ) -> None:
+        """Get to know a sequence. `tokens` is kept and read later; `request` tells whose choices may share without caching."""
+        private = None if self._caching else request
+        namespace = self._space.namespace(tenant=tenant, salt=salt, adapter=adapter, media=media, private=private)
+        if not self._caching:
+            self._private.setdefault(namespace, PrivateSpace()).open += 1
+        chain = KeyChain(namespace, self.block_size)
+        groups = len(self._groups)
+        self._accounts[sequence_id] = Account(sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups)
+
+    def admit(self, sequence_id: int, match: PrefixMatch | None) -> Admission:
+        """Give the sequence a row and the blocks that were matched, and claim what it is about to compute.
+
+        `match` is this sequence's, and nothing was admitted or grown since it was found.
+        """
+        account = self._accounts[sequence_id]
+        account.row = self._tables.take_row()
+        account.target = len(account.tokens)
+        account.tail_known = False
+        self._holders += 1
+        copies: tuple[BlockCopy, ...] = ()
+        if match is not None:
+            self._share(account, match)
+            copies = self._copy(account, match)
+            account.computed, account.registered = match.tokens, match.full
+        self._filling[sequence_id] = account
+        self._claims.stake(sequence_id, self._about_to_compute(account))
+        return Admission(account.row, account.computed, copies)
+
+    def grow(self, sequence_id: int, length: int) -> int:
+        """Give the sequence room for `length` tokens; there are blocks for it (`can_grow`). The room it has, in tokens."""
+        account = self._accounts[sequence_id]
+        needed = blocks_for(length, self.block_size)
+        for group, blocks, table in zip(self._groups, account.blocks, self._tables.arrays, strict=True):
+            for number in range(len(blocks), needed):
+                block = group.take()
+                blocks.append(block)
+                table[account.row, number] = block
+        return len(account.blocks[0]) * self.block_size
+
+    def commit(self, sequence_id: int, computed: int) -> None:
+        """The step that wrote tokens up to `computed` has finished: register what became whole, give back what left a window.
+
+        Needed when a block became whole or the target was reached; calls in between may be left out.
+        """
+        account = self._accounts[sequence_id]
+        account.computed = computed
+        self._register_whole(account)
+        if sequence_id in self._filling and computed >= account.target:
+            del self._filling[sequence_id]
+            self._register_tail(account)
+            self._claims.drop(sequence_id)
+        for number, group in enumerate(self._groups):
+            if group.window is not None:
+                self._leave_window(account, number, group.first_needed(computed, self.block_size))
+
+    def release(self, sequence_id: int, computed: int) -> None:
+        """Take all blocks from the sequence. What it has computed stays findable; its tail is taken before its head."""
+        account = self._accounts[sequence_id]
+        assert account.row is not None, f"sequence {sequence_id} holds nothing"
+        account.computed = computed
+        self._register_whole(account)
+        self._register_tail(account)
+        self._claims.drop(sequence_id)
+        self._filling.pop(sequence_id, None)
+        for number, (group, blocks) in enumerate(zip(self._groups, account.blocks, strict=True)):
+            for block in reversed(blocks[account.firsts[number] :]):
+                group.pool.give_back(block)
+        self._tables.give_back_row(account.row, len(account.blocks[0]))
+        self._holders -= 1
+        account.row, account.computed, account.registered = None, 0, 0
+        account.blocks = [[] for _ in self._groups]
+        account.firsts = [0] * len(self._groups)
+
+    def close(self, sequence_id: int) -> None:
+        """Forget the sequence, which holds nothing. Without caching, its request's blocks go with the last choice."""
+        account = self._accounts.pop(sequence_id)
+        assert account.row is None, f"sequence {sequence_id} still holds blocks"
+        space = self._private.get(account.chain.namespace)
+        if space is None:
+            return
+        space.open -= 1
+        if space.open == 0:
+            del self._private[account.chain.namespace]
+            for group in self._groups:
+                for parent in space.parents:
+                    group.forget(group.index.children(parent))
+
+    def reset(self) -> None:
+        """Forget the content of all blocks that nobody holds."""
+        for group in self._groups:
+            references = group.pool.references
+            group.forget([block for block in group.index.blocks() if references[block] == 0])
+
+    # Arithmetic of admission.
+
+    def _most(self, number: int, length: int, first: int) -> int:
+        """Blocks of a group that a sequence of `length` tokens, whose first needed block is `first`, holds at once at most."""
+        most = blocks_at_most(self._groups[number].group, length, self.block_size, self._chunk)
+        return min(most, blocks_for(length, self.block_size) - first)
+
+    def _rest(self, number: int, account: Account) -> int:
+        """Blocks that a running sequence will take to reach its target, beyond those it holds."""
+        held = len(account.blocks[number]) - account.firsts[number]
+        return max(0, self._most(number, account.target, account.firsts[number]) - held)
+
+    def _freed(self, number: int, gone: set[int]) -> int:
+        """Blocks that nobody would hold if these sequences were released."""
+        return sum(1 for block, count in self._counts(number, gone).items() if self._is_last(number, block, count))
+
+    def _unheld(self, number: int, blocks: Sequence[int], gone: set[int]) -> int:
+        """How many of these blocks nobody but the sequences in `gone` holds."""
+        counts = self._counts(number, gone)
+        return sum(1 for block in blocks if self._is_last(number, block, counts.get(block, 0)))
+
+    def _is_last(self, number: int, block: int, count: int) -> bool:
+        return self._groups[number].pool.references[block] == count
+
+    def _counts(self, number: int, sequences: set[int]) -> dict[int, int]:
+        """Block -> how many of these sequences hold it."""
+        counts: dict[int, int] = {}
+        for sequence_id in sequences:
+            account = self._accounts[sequence_id]
+            for block in account.blocks[number][account.firsts[number] :]:
+                counts[block] = counts.get(block, 0) + 1
+        return counts
+
+    # Parts of the actions.
+
+    def _share(self, account: Account, match: PrefixMatch) -> None:
+        for number, group in enumerate(self._groups):
+            first = account.firsts[number] = match.firsts[number]
+            for block in match.blocks[number]:
+                group.pool.hold(block)
+            account.blocks[number] = [0] * min(first, match.full) + list(match.blocks[number])
+            self._tables.arrays[number][account.row, first : match.full] = match.blocks[number]
+
+    def _copy(self, account: Account, match: PrefixMatch) -> tuple[BlockCopy, ...]:
+        """A fresh block in every group for the slots that are copied. All matched blocks are held by now."""
+        copies = []
+        for number, source in enumerate(match.sources):
+            target = self._groups[number].take()
+            account.blocks[number].append(target)
+            self._tables.arrays[number][account.row, match.full] = target
+            copies.append(BlockCopy(number, source, target))
+        return tuple(copies)
+
+    def _about_to_compute(self, account: Account) -> list[bytes]:
+        whole = account.target // self.block_size
+        keys = account.chain.extend(account.tokens, whole)[account.registered : whole]
+        if account.target % self.block_size:
+            tail = account.tokens[whole * self.block_size : account.target]
+            keys.append(block_key(account.chain.parent(whole), tail))
+        return keys
+
+    def _register_whole(self, account: Account) -> None:
+        size, whole = self.block_size, account.computed // self.block_size
+        keys = account.chain.extend(account.tokens, whole)
+        for block in range(account.registered, whole):
+            parent, key = account.chain.parent(block), keys[block]
+            content = tuple(account.tokens[block * size : (block + 1) * size])
+            self._remember(account, parent)
+            for number, group in enumerate(self._groups):
+                if block >= account.firsts[number]:
+                    group.register_full(account.blocks[number][block], parent, content, key)
+            self._claims.fulfil(account.sequence_id, key)
+        account.registered = max(account.registered, whole)
+
+    def _register_tail(self, account: Account) -> None:
+        whole = account.computed // self.block_size
+        content = tuple(account.tokens[whole * self.block_size : account.computed])
+        if not content:
+            return
+        parent = account.chain.parent(whole)
+        self._remember(account, parent)
+        for blocks, group in zip(account.blocks, self._groups, strict=True):
+            group.register_partial(blocks[whole], parent, content)
+
+    def _remember(self, account: Account, parent: bytes) -> None:
+        if not self._caching:
+            self._private[account.chain.namespace].parents[parent] = None
+
+    def _leave_window(self, account: Account, number: int, first: int) -> None:
+        blocks = account.blocks[number]
+        for block in range(account.firsts[number], first):
+            self._groups[number].pool.give_back(blocks[block])
+            blocks[block] = 0
+            self._tables.arrays[number][account.row, block] = 0
+        account.firsts[number] = max(first, account.firsts[number])
