@@ -1,0 +1,63 @@
+"""kveik bench: measured figures of a model on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kveik.cli.command import WIDTH, Command
+from kveik.cli.fetch import fetch_model
+from kveik.cli.options import ENGINE, Settings, takes
+from kveik.cli.say import report
+from kveik.engine.throughput import Throughput, measure
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH, no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure this machine with a model.
+
+    \b
+    kveik bench throughput smollm2-135m
+    kveik bench throughput smollm2-135m --json > figures.json
+    """
+
+
+@app.command(cls=Command, context_settings=WIDTH)
+@takes(*ENGINE)
+def throughput(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each measurement; the median counts.")] = 3,
+) -> None:
+    """Measure tokens per second: a cold prompt of 512 tokens, and decoding at batch 1, 8, 16 and 32.
+
+    \b
+    kveik bench throughput smollm2-135m --threads 2
+    kveik bench throughput qwen2.5-coder-0.5b --json --repeats 5
+
+    Prompts of the decode runs have 32 tokens and get 64 new ones, greedily; prefix caching is off.
+    """
+    fetch_model(settings.engine.model.model)
+    figures = measure(settings.engine, repeats=repeats, report=report)
+    if as_json:
+        typer.echo(json.dumps(asdict(figures)))
+    else:
+        Console().print(_table(figures))
+
+
+def _table(figures: Throughput) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(figures.model)
+    table.add_column("tokens/s", justify="right")
+    table.add_row("prefill, 512 tokens", f"{figures.prefill_512:,.1f}")
+    for batch in (1, 8, 16, 32):
+        table.add_row(f"decode, batch {batch}", f"{getattr(figures, f'decode_{batch}'):,.1f}")
+    table.caption = f"{figures.dtype}, cache {figures.kv_cache_dtype}; ready after {figures.ready_seconds:.1f} s"
+    return table

@@ -1,0 +1,136 @@
+"""kveik chat: a conversation in the terminal, or over a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from kveik.cli.command import single
+from kveik.cli.fetch import fetch_model
+from kveik.cli.options import ENGINE, SAMPLING, Settings, Slice, takes
+from kveik.cli.say import say
+from kveik.engine.llm import LLM
+from kveik.errors import PromptTooLong
+from kveik.request.request import SamplingParams
+
+# Editing and recalling lines in input(); not every build of Python has it.
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401  # imported for what it does to input()
+
+CHAT_SAMPLING = Slice(
+    SamplingParams,
+    SAMPLING.heading,
+    names=tuple(name for name in SAMPLING.names or () if name not in ("n", "logprobs")),
+    defaults={"max_tokens": 1024},
+)
+HELP = "/clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
+
+
+@takes(*ENGINE, CHAT_SAMPLING)
+def chat(
+    settings: Settings,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+) -> None:
+    """Talk to a model in the terminal.
+
+    \b
+    kveik chat                               the default model
+    kveik chat qwen2.5-coder-1.5b --system "Answer in one sentence."
+    echo "What is yeast?" | kveik chat       one question a line, answers on stdout
+
+    After each answer it says how fast it came and how much of the conversation was found in the cache: from the second turn on
+    that is nearly all of it, so long conversations do not become slow.
+
+    In the terminal: /clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer.
+    """
+    fetch_model(settings.engine.model.model)
+    interactive = sys.stdin.isatty()
+    llm = LLM(settings.engine)
+    try:
+        conversation = Conversation(llm, settings.of(SamplingParams), system)
+        if interactive:
+            say(f"{settings.engine.model.model}, {llm.loaded.max_model_len} tokens of context. {HELP}")
+        for line in _lines(interactive):
+            _turn(conversation, line, interactive)
+    finally:
+        llm.close()
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """What the user types, line by line, until the end of input, /exit or Ctrl-C at the prompt."""
+    while True:
+        try:
+            line = input("> " if interactive else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line == "/exit":
+            return
+        if line:
+            yield line
+
+
+def _turn(conversation: Conversation, line: str, interactive: bool) -> None:
+    if line == "/clear":
+        conversation.clear()
+        say("A new conversation.")
+        return
+    try:
+        for text in conversation.ask(line):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except PromptTooLong as error:
+        # A pipe has nobody who could type /clear.
+        if not interactive:
+            raise
+        say(f"{error.message} /clear starts a new conversation.")
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    say(conversation.figures)
+
+
+class Conversation:
+    """The messages so far, and figures of the last answer."""
+
+    def __init__(self, llm: LLM, sampling: SamplingParams, system: str | None) -> None:
+        self._llm = llm
+        self._sampling = sampling
+        self._first: list[dict[str, object]] = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._first)
+        self.figures = ""
+
+    def clear(self) -> None:
+        """Forget what was said; what it computed stays in the cache."""
+        self._messages = list(self._first)
+
+    def ask(self, question: str) -> Iterator[str]:
+        """The answer's text as it comes. Ctrl-C ends it early; what has come until then is part of the conversation."""
+        messages = [*self._messages, {"role": "user", "content": question}]
+        prompt = self._llm.tokens_of_chat(messages)
+        texts: list[str] = []
+        tokens, start = 0, time.perf_counter()
+        first: float | None = None
+        try:
+            for delta in self._llm.stream(prompt, self._sampling):
+                first = first or time.perf_counter()
+                tokens += len(delta.tokens)
+                texts.append(delta.text)
+                yield delta.text
+        except KeyboardInterrupt:
+            yield " …"
+        self._messages = [*messages, {"role": "assistant", "content": "".join(texts)}]
+        self.figures = self._describe(len(prompt), tokens, start, first or start)
+
+    def _describe(self, prompt: int, tokens: int, start: float, first: float) -> str:
+        # The first token is the prompt's work; the pace is that of the others.
+        pace = f", {(tokens - 1) / (time.perf_counter() - first):.1f} tokens/s" if tokens > 1 else ""
+        cached = self._llm.cached_tokens_last()
+        return f"[{tokens} tokens{pace}, first after {first - start:.2f} s; {cached} of {prompt} prompt tokens were cached]"
+
+
+app = single(chat)

@@ -1,0 +1,106 @@
+"""Options that people know from other servers, and what they are called here. Refused by name: a flag that is silently ignored,
+or taken for another, would cost its user an afternoon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What an option of another server is here."""
+
+    source: str
+    """Whose name it is."""
+
+    advice: str
+    """What to write instead, or why there is nothing to write. Every `--name` in it is one of ours; a test looks."""
+
+
+def _named(source: str, instead: str, *flags: str) -> dict[str, Foreign]:
+    return {flag: Foreign(source, f"The name here is {instead}.") for flag in flags}
+
+
+def _absent(source: str, advice: str, *flags: str) -> dict[str, Foreign]:
+    return {flag: Foreign(source, advice) for flag in flags}
+
+
+_MODEL = "The model stands without a flag: kveik serve MODEL."
+_CPU = "kveik computes on the CPU; there are no layers to move elsewhere."
+_ALONE = "One process serves one model; it is not split over devices."
+_CHUNKED = "Long prompts are always computed in chunks; --prefill-chunk-size is how many tokens a step takes."
+_SWAP = "Preempted sequences are recomputed, nothing is swapped; --kv-cache-memory-bytes sizes the cache."
+
+FOREIGN: dict[str, Foreign] = {
+    # vLLM, removed ones too
+    **_absent("vLLM", _SWAP, "--swap-space", "--cpu-offload-gb"),
+    **_named("vLLM", "--gpu-memory-utilization", "--gpu-memory"),
+    **_absent("vLLM", _CHUNKED, "--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    **_absent("vLLM", "The model's own tokenizer is always used.", "--tokenizer", "--tokenizer-mode", "--skip-tokenizer-init"),
+    **_absent("vLLM", _MODEL, "--model"),
+    **_absent("vLLM", _ALONE, "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size"),
+    **_absent("vLLM", "Code that a model brings along is never run.", "--trust-remote-code"),
+    **_absent("vLLM", "Nothing is captured or compiled ahead; steps always run eagerly.", "--enforce-eager"),
+    **_absent("vLLM", "Speculative decoding is not built yet.", "--speculative-config", "--num-speculative-tokens"),
+    **_absent("vLLM", "LoRA adapters are not built yet.", "--enable-lora", "--lora-modules", "--max-loras"),
+    **_absent(
+        "vLLM", "Weights are used as their file stores them; choose another file.", "--quantization", "-q", "--load-format"
+    ),
+    **_absent(
+        "vLLM", "Access lines come with --log-level info and go with warning.", "--disable-log-requests", "--uvicorn-log-level"
+    ),
+    # llama.cpp
+    **_named("llama.cpp", "--max-model-len", "-c", "--ctx-size"),
+    **_absent("llama.cpp", _CPU, "-ngl", "--n-gpu-layers", "--gpu-layers", "--main-gpu", "--tensor-split"),
+    **_named("llama.cpp", "--threads, for prompts and new tokens alike", "-t", "-tb", "--threads-batch"),
+    **_named("llama.cpp", "--max-num-batched-tokens", "-b", "--batch-size"),
+    **_named("llama.cpp", "--prefill-chunk-size", "-ub", "--ubatch-size"),
+    **_named("llama.cpp", "--max-num-seqs", "-np", "--parallel"),
+    **_named("llama.cpp", "--kv-cache-dtype", "-ctk", "-ctv", "--cache-type-k", "--cache-type-v"),
+    **_named("llama.cpp", "--max-tokens; a server takes it from each request", "-n", "--predict", "--n-predict"),
+    **_named("llama.cpp", "--temperature", "--temp"),
+    **_named("llama.cpp", "--repetition-penalty", "--repeat-penalty"),
+    **_named("llama.cpp", "--prompts-file, with one prompt a line", "-f", "--file"),
+    **_named("llama.cpp", "--served-model-name", "-a", "--alias"),
+    **_absent("llama.cpp", _MODEL, "-m", "-hf", "-hfr", "--hf-repo"),
+    **_absent("llama.cpp", "Requests are batched continuously at all times.", "-cb", "--cont-batching"),
+    **_absent("llama.cpp", "Attention is chosen by the kernels.", "-fa", "--flash-attn"),
+    **_absent("llama.cpp", "Files are read once at start, into memory.", "--mlock", "--no-mmap"),
+    **_absent("llama.cpp", "The whole prefix is found by content; --enable-prefix-caching, which is on.", "--cache-reuse"),
+    **_named("llama.cpp", "--chat-template, which takes a file", "--chat-template-file"),
+    # SGLang
+    **_named("SGLang", "--gpu-memory-utilization", "--mem-fraction-static"),
+    **_named("SGLang", "--prefill-chunk-size", "--chunked-prefill-size"),
+    **_named("SGLang", "--max-num-seqs", "--max-running-requests"),
+    **_named("SGLang", "--max-model-len", "--context-length"),
+    **_named("SGLang", "--max-waiting", "--max-queued-requests"),
+    **_named("SGLang", "--scheduling-policy", "--schedule-policy"),
+    **_named("SGLang", "--block-size", "--page-size"),
+    **_named("SGLang", "--no-enable-prefix-caching", "--disable-radix-cache"),
+    **_named("SGLang", "--seed", "--random-seed"),
+    **_absent("SGLang", _MODEL, "--model-path"),
+    **_absent("SGLang", _ALONE, "--tp", "--tp-size", "--dp", "--dp-size"),
+    **_absent("SGLang", "kveik picks the attention for the machine itself.", "--attention-backend"),
+    # Text Generation Inference
+    **_named("TGI", "--max-model-len", "--max-total-tokens"),
+    **_named("TGI", "--max-num-seqs", "--max-concurrent-requests", "--max-batch-size"),
+    **_named("TGI", "--max-num-batched-tokens", "--max-batch-total-tokens"),
+    **_named("TGI", "--prefill-chunk-size", "--max-batch-prefill-tokens"),
+    **_absent("TGI", _MODEL, "--model-id"),
+}
+
+
+def advice_for(option: str, arguments: Sequence[str]) -> str | None:
+    """What to say when `option` was not understood, or None where it is nobody's name.
+
+    option: what the parser stumbled over. It reads `-ngl 99` as -n, -g and -l and stumbles over -n, so the whole word is looked
+    for among the arguments.
+    """
+    words = [argument.partition("=")[0] for argument in arguments]
+    for word in [word for word in words if word.startswith(option)] + [option]:
+        if word in FOREIGN:
+            found = FOREIGN[word]
+            return f"{word} is {found.source}'s. {found.advice}"
+    return None
