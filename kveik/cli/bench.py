@@ -13,7 +13,7 @@ from rich.table import Table
 from kveik.cli.command import WIDTH, Command
 from kveik.cli.fetch import fetch_model
 from kveik.cli.options import ENGINE, Settings, takes
-from kveik.cli.say import report
+from kveik.cli.say import say
 from kveik.engine.throughput import Throughput, measure
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH, no_args_is_help=True)
@@ -45,7 +45,7 @@ def throughput(
     Prompts of the decode runs have 32 tokens and get 64 new ones, greedily; prefix caching is off.
     """
     fetch_model(settings.engine.model.model)
-    figures = measure(settings.engine, repeats=repeats, report=report)
+    figures = measure(settings.engine, repeats=repeats, report=say)
     if as_json:
         typer.echo(json.dumps(asdict(figures)))
     else:

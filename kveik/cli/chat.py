@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
 
 from kveik.cli.command import single
 from kveik.cli.fetch import fetch_model
-from kveik.cli.options import ENGINE, SAMPLING, Settings, Slice, takes
+from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
 from kveik.cli.say import say
+from kveik.cli.setting import Slice
 from kveik.engine.llm import LLM
 from kveik.errors import PromptTooLong
 from kveik.request.request import SamplingParams
@@ -28,6 +30,7 @@ CHAT_SAMPLING = Slice(
     names=tuple(name for name in SAMPLING.names or () if name not in ("n", "logprobs")),
     defaults={"max_tokens": 1024},
 )
+Message = dict[str, object]
 HELP = "/clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
@@ -94,13 +97,29 @@ def _turn(conversation: Conversation, line: str, interactive: bool) -> None:
     say(conversation.figures)
 
 
+@contextlib.contextmanager
+def _interrupt_noticed() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C only makes the question true. Raised in the middle of a step it would leave that step half settled."""
+    pressed = False
+
+    def notice(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, notice)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Conversation:
     """The messages so far, and figures of the last answer."""
 
     def __init__(self, llm: LLM, sampling: SamplingParams, system: str | None) -> None:
         self._llm = llm
         self._sampling = sampling
-        self._first: list[dict[str, object]] = [] if system is None else [{"role": "system", "content": system}]
+        self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._first)
         self.figures = ""
 
@@ -110,19 +129,20 @@ class Conversation:
 
     def ask(self, question: str) -> Iterator[str]:
         """The answer's text as it comes. Ctrl-C ends it early; what has come until then is part of the conversation."""
-        messages = [*self._messages, {"role": "user", "content": question}]
+        messages: list[Message] = [*self._messages, {"role": "user", "content": question}]
         prompt = self._llm.tokens_of_chat(messages)
         texts: list[str] = []
         tokens, start = 0, time.perf_counter()
         first: float | None = None
-        try:
-            for delta in self._llm.stream(prompt, self._sampling):
+        with _interrupt_noticed() as interrupted, contextlib.closing(self._llm.stream(prompt, self._sampling)) as deltas:
+            for delta in deltas:
                 first = first or time.perf_counter()
                 tokens += len(delta.tokens)
                 texts.append(delta.text)
                 yield delta.text
-        except KeyboardInterrupt:
-            yield " …"
+                if interrupted():
+                    yield " …"
+                    break
         self._messages = [*messages, {"role": "assistant", "content": "".join(texts)}]
         self.figures = self._describe(len(prompt), tokens, start, first or start)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -15,7 +15,7 @@ import typer
 from kveik.cli.command import single
 from kveik.cli.fetch import fetch_model
 from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
-from kveik.cli.say import report, say
+from kveik.cli.say import say
 from kveik.engine.llm import LLM, Completion
 from kveik.errors import BadValue, Unreachable
 from kveik.request.request import SamplingParams
@@ -27,7 +27,7 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.")] = None,
     prompts_file: Annotated[
         Path | None,
-        typer.Option(help="File with a prompt on each line (text, or JSON where the name ends in .jsonl); - is stdin."),
+        typer.Option(help="File with a prompt on each line, as JSON where its name ends in .jsonl; - is stdin."),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Each prompt is a user's message: ask through the model's chat template.")
@@ -46,7 +46,7 @@ def generate(
     """
     prompts = _prompts(prompt or [], prompts_file)
     fetch_model(settings.engine.model.model)
-    llm = LLM(settings.engine, report)
+    llm = LLM(settings.engine, say)
     try:
         tokens = [_tokens(llm, number, text, chat) for number, text in enumerate(prompts)]
         start = time.perf_counter()

@@ -8,8 +8,3 @@ from rich.console import Console
 def say(line: str) -> None:
     """One line for the person at the terminal."""
     Console(stderr=True).print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
-
-
-def report(line: str) -> None:
-    """What the engine tells while it starts: loading, the memory plan."""
-    say(line)
