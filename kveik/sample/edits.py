@@ -1,0 +1,167 @@
+"""Changes to single logits before anything is drawn: bias, penalties, and tokens that may not come yet.
+
+    bias → repetition penalty → frequency and presence penalty → impossible tokens
+
+The order of the penalties is that of vLLM and of the papers they come from. Rows without edits cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kveik.request.request import SamplingParams
+from kveik.request.sequence import Sequence as RequestSequence
+from kveik.sample.history import TokenHistory
+from kveik.sample.tiles import Floats, Ints
+
+REMEMBERED = 4096
+"""Sequences whose edits are kept between steps; one that falls out is rebuilt from its tokens when it comes again."""
+
+_IMPOSSIBLE = -100.0
+"""The logit bias that, as OpenAI has it, makes a token impossible."""
+
+_LARGEST = np.finfo(np.float32).max
+
+_LEAST_PENALTY = 1e-30
+"""Smaller repetition penalties would be 0 in float32, and 0 times -inf is no number."""
+
+
+def edited(sampling: SamplingParams, output_count: int) -> bool:
+    """Whether this row's logits are changed before the draw."""
+    return bool(sampling.logit_bias) or output_count < sampling.min_tokens or _penalised(sampling)
+
+
+def _penalised(sampling: SamplingParams) -> bool:
+    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is remembered of one sequence."""
+
+    bias_ids: Ints
+    bias: Floats
+    banned: Ints
+    """Tokens that a bias of -100 makes impossible."""
+
+    ends: Ints
+    """Tokens that may not come before `min_tokens`."""
+
+    history: TokenHistory | None
+
+
+class LogitEdits:
+    """Edits logits in place. Holds state per sequence, bounded by `REMEMBERED`; `forget` drops it."""
+
+    def __init__(self, real: int, eos_ids: frozenset[int]) -> None:
+        self._real = real
+        self._eos_ids = eos_ids
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop what is kept of a sequence; harmless where nothing is."""
+        self._kept.pop(sequence_id, None)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def apply(self, flat: Floats, vocab: int, rows: Sequence[tuple[int, RequestSequence]]) -> Ints:
+        """Edit the rows given with their sequences. flat [all rows * vocab]. Returns the rows where an edit met NaN or +Inf."""
+        plan = _Plan()
+        for row, sequence in rows:
+            self._plan_row(plan, row * vocab, sequence)
+        broken = [
+            _edit(flat, plan.biased, lambda values, bias: values + bias),
+            _edit(flat, plan.repeated, lambda values, penalty: np.where(values > 0, values / penalty, values * penalty)),
+            _edit(flat, plan.counted, lambda values, amount: values - amount),
+            _edit(flat, plan.barred, lambda values, _: np.full_like(values, -np.inf)),
+        ]
+        return np.unique(np.concatenate(broken) // vocab)
+
+    def _plan_row(self, plan: _Plan, start: int, sequence: RequestSequence) -> None:
+        sampling, kept = sequence.sampling, self._recall(sequence)
+        plan.biased.add(start + kept.bias_ids, kept.bias)
+        plan.barred.add(start + kept.banned, None)
+        if sequence.output_count < sampling.min_tokens:
+            plan.barred.add(start + kept.ends, None)
+        if kept.history is not None:
+            kept.history.catch_up(sequence.tokens)
+            places, counts = start + kept.history.ids, kept.history.counts
+            if sampling.repetition_penalty != 1.0:
+                penalty = max(sampling.repetition_penalty, _LEAST_PENALTY)
+                plan.repeated.add(places, np.full(len(places), penalty, dtype=np.float32))
+            if sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0:
+                amounts = sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+                plan.counted.add(places, amounts.astype(np.float32))
+
+    def _recall(self, sequence: RequestSequence) -> _Kept:
+        kept = self._kept.get(sequence.id)
+        if kept is None:
+            kept = self._kept[sequence.id] = self._learn(sequence)
+            if len(self._kept) > REMEMBERED:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(sequence.id)
+        return kept
+
+    def _learn(self, sequence: RequestSequence) -> _Kept:
+        sampling = sequence.sampling
+        bias = {token: value for token, value in sampling.logit_bias if 0 <= token < self._real}
+        soft = {token: value for token, value in bias.items() if value > _IMPOSSIBLE}
+        history = None
+        if _penalised(sampling):
+            with_prompt = sampling.repetition_penalty != 1.0
+            history = TokenHistory(sequence.tokens, sequence.prompt_length, real=self._real, with_prompt=with_prompt)
+        return _Kept(
+            bias_ids=_ids(soft),
+            bias=np.array(list(soft.values()), dtype=np.float32),
+            banned=_ids(bias.keys() - soft.keys()),
+            ends=_ids(token for token in self._eos_ids | set(sampling.stop_token_ids) if 0 <= token < self._real),
+            history=history,
+        )
+
+
+def _ids(tokens: Iterable[int]) -> Ints:
+    return np.fromiter(tokens, dtype=np.int64)
+
+
+class _Column:
+    """Places in the flat logits and a number for each, gathered row by row."""
+
+    def __init__(self) -> None:
+        self._places: list[Ints] = []
+        self._amounts: list[Floats] = []
+
+    def add(self, places: Ints, amounts: Floats | None) -> None:
+        if len(places):
+            self._places.append(places)
+            self._amounts.append(np.zeros(len(places), np.float32) if amounts is None else amounts)
+
+    def joined(self) -> tuple[Ints, Floats] | None:
+        return (np.concatenate(self._places), np.concatenate(self._amounts)) if self._places else None
+
+
+class _Plan:
+    """The edits of one step, kind by kind. Within a kind no place comes twice, but for barring, where it does not matter."""
+
+    def __init__(self) -> None:
+        self.biased, self.repeated, self.counted, self.barred = _Column(), _Column(), _Column(), _Column()
+
+
+def _edit(flat: Floats, column: _Column, change: Callable[[Floats, Floats], Floats]) -> Ints:
+    """Change the values at a column's places. Returns the places that held NaN or +Inf before."""
+    joined = column.joined()
+    if joined is None:
+        return np.empty(0, dtype=np.int64)
+    places, amounts = joined
+    values = flat[places]
+    broken: NDArray[np.bool_] = np.isnan(values) | np.isposinf(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A tiny penalty can lift a value past what float32 holds; it stays the likeliest, and finite.
+        flat[places] = np.minimum(change(values, amounts), _LARGEST)
+    return places[broken]

@@ -1,0 +1,124 @@
+"""Chooses the next token of every row of a batch.
+
+    raw log-probabilities → bias → penalties → impossible tokens → temperature → top_k → min_p → top_p → draw
+
+A row's token depends on its logits, its sequence's tokens and parameters, and (seed, choice, output position); on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kveik.request.request import TokenLogprob
+from kveik.request.sequence import Sequence as RequestSequence
+from kveik.sample.chance import uniforms
+from kveik.sample.draw import Filters, draw
+from kveik.sample.edits import LogitEdits, edited
+from kveik.sample.logprobs import RawRows, as_rows
+from kveik.sample.tiles import Ints, TiledLogits
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The token chosen for one row."""
+
+    token: int
+    """Meaningless where `failed`."""
+
+    logprob: TokenLogprob | None
+    """Where the request asked for it; of the raw distribution, always finite."""
+
+    failed: bool
+    """The row held NaN or +Inf, or left no token possible. Other rows are not touched by that."""
+
+
+class Sampler:
+    """Samples steps of one model. What it keeps between steps is bounded, and dropped by `forget`."""
+
+    def __init__(self, vocab: int, tokens_real: int, eos_ids: frozenset[int] = frozenset()) -> None:
+        """vocab: columns of the logits. tokens_real: ids from there on are padding and never sampled.
+
+        eos_ids: with a request's stop_token_ids, the tokens that cannot come before its min_tokens.
+        """
+        assert 0 < tokens_real <= vocab, f"{tokens_real} real tokens of {vocab}"
+        self.vocab = vocab
+        self.tokens_real = tokens_real
+        self._edits = LogitEdits(tokens_real, eos_ids)
+
+    @property
+    def remembered(self) -> int:
+        """Sequences of which something is kept between steps."""
+        return len(self._edits)
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence is gone: drop what is kept of it. Harmless for one that is not known."""
+        self._edits.forget(sequence_id)
+
+    def choose(self, logits: Tensor, sequences: Sequence[RequestSequence]) -> list[Choice]:
+        """One choice per row. logits: float32 [rows, vocab], row i for sequences[i]; its values may be changed."""
+        assert logits.shape == (len(sequences), self.vocab), f"logits {tuple(logits.shape)} for {len(sequences)} sequences"
+        if not sequences:
+            return []
+        logits = as_rows(logits)
+        tiles = TiledLogits.over(logits, self.tokens_real)
+        changed = [edited(sequence.sampling, sequence.output_count) for sequence in sequences]
+        raw = _note_raw(tiles, sequences, changed)
+        sound = np.isfinite(tiles.peaks)
+        if any(changed):
+            rows = [(row, sequence) for row, sequence in enumerate(sequences) if changed[row]]
+            broken = self._edits.apply(tiles.flat, self.vocab, rows)
+            tiles = TiledLogits.over(logits, self.tokens_real)
+            sound &= np.isfinite(tiles.peaks)
+            sound[broken] = False
+        tokens = _pick(tiles, sequences, sound)
+        return _choices(tokens.tolist(), sound.tolist(), raw)
+
+
+_Noted = dict[int, tuple[RawRows, int]]
+"""Row → where its raw log-probabilities are."""
+
+
+def _note_raw(tiles: TiledLogits, sequences: Sequence[RequestSequence], changed: Sequence[bool]) -> _Noted:
+    """The raw distributions of the rows that report log-probabilities, taken before any edit."""
+    tops = {row: top for row, sequence in enumerate(sequences) if (top := sequence.sampling.logprobs) is not None}
+    if not tops:
+        return {}
+    raw = RawRows.note(tiles, np.array(list(tops)), list(tops.values()), copied=[changed[row] for row in tops])
+    return {row: (raw, at) for at, row in enumerate(tops)}
+
+
+def _pick(tiles: TiledLogits, sequences: Sequence[RequestSequence], sound: NDArray[np.bool_]) -> Ints:
+    """[rows]: the tokens; 0 where a row is not sound."""
+    tokens = np.zeros(len(sequences), dtype=np.int64)
+    random = np.array([not sequence.sampling.greedy for sequence in sequences])
+    greedy_rows, random_rows = np.flatnonzero(~random & sound), np.flatnonzero(random & sound)
+    if len(greedy_rows):
+        tokens[greedy_rows] = tiles.best(greedy_rows)
+    if len(random_rows):
+        drawn = [sequences[row] for row in random_rows.tolist()]
+        chances = uniforms((sequence.seed, sequence.choice, sequence.output_count) for sequence in drawn)
+        tokens[random_rows] = draw(tiles, random_rows, _filters(drawn), chances)
+    return tokens
+
+
+def _filters(sequences: Sequence[RequestSequence]) -> Filters:
+    sampling = [sequence.sampling for sequence in sequences]
+    return Filters(
+        temperature=np.array([params.temperature for params in sampling], dtype=np.float64),
+        top_k=np.array([params.top_k for params in sampling], dtype=np.int64),
+        top_p=np.array([params.top_p for params in sampling], dtype=np.float64),
+        min_p=np.array([params.min_p for params in sampling], dtype=np.float64),
+    )
+
+
+def _choices(tokens: list[int], sound: list[bool], raw: _Noted) -> list[Choice]:
+    choices = []
+    for row, (token, fine) in enumerate(zip(tokens, sound, strict=True)):
+        noted = raw.get(row) if fine else None
+        choices.append(Choice(token, noted[0].of(noted[1], token) if noted else None, not fine))
+    return choices
