@@ -27,6 +27,9 @@ class Account:
     row: int | None = None
     """Row in the block tables while it holds blocks."""
 
+    matched: int = 0
+    """Tokens that were found by content at the latest admission."""
+
     computed: int = 0
     """Tokens whose keys and values are written and whose step has finished."""
 
@@ -35,9 +38,6 @@ class Account:
 
     target: int = 0
     """Length at admission: what it computes before it makes new tokens."""
-
-    tail_known: bool = False
-    """Whether the partial block at the target has been registered."""
 
     @property
     def held(self) -> bool:

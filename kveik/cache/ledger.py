@@ -20,8 +20,9 @@ from kveik.cache.block_table import BlockTables
 from kveik.cache.claims import Claims
 from kveik.cache.group import GroupBlocks, GroupUsage
 from kveik.cache.keys import KeyChain, KeySpace, block_key
-from kveik.cache.layout import BlockCopy, LayerGroup, blocks_at_most, blocks_for
+from kveik.cache.layout import BlockCopy, LayerGroup, blocks_for
 from kveik.cache.match import PrefixMatch, longest_match
+from kveik.cache.room import Room
 from kveik.errors import DoesNotFit
 
 
@@ -68,8 +69,9 @@ class CacheLedger:
         self._filling: dict[int, Account] = {}
         self._claims = Claims()
         self._holders = 0
+        self._rooms = [Room(group, number, block_size, self._chunk) for number, group in enumerate(self._groups)]
         for number, group in enumerate(self._groups):
-            needed = blocks_at_most(group.group, max_model_len, block_size, self._chunk)
+            needed = self._rooms[number].most(max_model_len)
             if needed > group.pool.total:
                 raise DoesNotFit(
                     f"Layer group {number} has {group.pool.total} blocks of {block_size} tokens; one sequence of "
@@ -134,24 +136,19 @@ class CacheLedger:
         """
         if self._tables.free_rows + len(without) == 0:
             return False
-        account, gone = self._accounts[sequence_id], set(without)
-        length = len(account.tokens)
+        gone = [self._accounts[other] for other in without]
         running = self._holders - len(gone)
         reserve = running + 1 if running else 0
-        filling = [other for key, other in self._filling.items() if key not in gone]
-        for number, group in enumerate(self._groups):
-            wanted = match.blocks[number] if match else ()
-            room = group.pool.available + self._freed(number, gone) - self._unheld(number, wanted, gone)
-            needed = self._most(number, length, match.firsts[number] if match else 0) - len(wanted)
-            rest = sum(self._rest(number, other) for other in filling)
-            if needed + rest + reserve > room:
-                return False
-        return True
+        filling = [account for account in self._filling.values() if account not in gone]
+        length = len(self._accounts[sequence_id].tokens)
+        return all(
+            room.needed(length, match) + room.promised(filling) + reserve <= room.left(match, gone) for room in self._rooms
+        )
 
-    def can_grow(self, sequence_id: int, length: int) -> bool:
-        """Whether every group has blocks left to give this sequence room for `length` tokens."""
-        needed = blocks_for(length, self.block_size) - len(self._accounts[sequence_id].blocks[0])
-        return all(group.pool.available >= needed for group in self._groups)
+    def reach(self, sequence_id: int) -> int:
+        """The length in tokens up to which this sequence could be given room now."""
+        held = len(self._accounts[sequence_id].blocks[0])
+        return (held + min(group.pool.available for group in self._groups)) * self.block_size
 
     # Actions.
 
@@ -183,19 +180,19 @@ class CacheLedger:
         account = self._accounts[sequence_id]
         account.row = self._tables.take_row()
         account.target = len(account.tokens)
-        account.tail_known = False
         self._holders += 1
         copies: tuple[BlockCopy, ...] = ()
         if match is not None:
             self._share(account, match)
             copies = self._copy(account, match)
-            account.computed, account.registered = match.tokens, match.full
+            account.matched = account.computed = match.tokens
+            account.registered = match.full
         self._filling[sequence_id] = account
         self._claims.stake(sequence_id, self._about_to_compute(account))
         return Admission(account.row, account.computed, copies)
 
     def grow(self, sequence_id: int, length: int) -> int:
-        """Give the sequence room for `length` tokens; there are blocks for it (`can_grow`). The room it has, in tokens."""
+        """Give the sequence room for `length` tokens; there are blocks for it (`reach`). The room it has, in tokens."""
         account = self._accounts[sequence_id]
         needed = blocks_for(length, self.block_size)
         for group, blocks, table in zip(self._groups, account.blocks, self._tables.arrays, strict=True):
@@ -225,9 +222,11 @@ class CacheLedger:
         """Take all blocks from the sequence. What it has computed stays findable; its tail is taken before its head."""
         account = self._accounts[sequence_id]
         assert account.row is not None, f"sequence {sequence_id} holds nothing"
-        account.computed = computed
-        self._register_whole(account)
-        self._register_tail(account)
+        # Before its first step has finished nothing is written, not even the copied slots.
+        if computed > account.matched:
+            account.computed = computed
+            self._register_whole(account)
+            self._register_tail(account)
         self._claims.drop(sequence_id)
         self._filling.pop(sequence_id, None)
         for number, (group, blocks) in enumerate(zip(self._groups, account.blocks, strict=True)):
@@ -235,9 +234,18 @@ class CacheLedger:
                 group.pool.give_back(block)
         self._tables.give_back_row(account.row, len(account.blocks[0]))
         self._holders -= 1
-        account.row, account.computed, account.registered = None, 0, 0
+        account.row, account.matched, account.computed, account.registered = None, 0, 0, 0
         account.blocks = [[] for _ in self._groups]
         account.firsts = [0] * len(self._groups)
+
+    def disown(self, sequence_id: int) -> None:
+        """Make nothing findable of what the sequence holds: its values are not finite, so nobody else may read them."""
+        account = self._accounts[sequence_id]
+        for number, group in enumerate(self._groups):
+            held = account.blocks[number][account.firsts[number] :]
+            group.forget([block for block in held if group.index.entry(block) is not None])
+        # Release registers what goes beyond what was matched; nothing does.
+        account.matched = len(account.tokens)
 
     def close(self, sequence_id: int) -> None:
         """Forget the sequence, which holds nothing. Without caching, its request's blocks go with the last choice."""
@@ -259,38 +267,39 @@ class CacheLedger:
             references = group.pool.references
             group.forget([block for block in group.index.blocks() if references[block] == 0])
 
-    # Arithmetic of admission.
+    def check(self) -> None:
+        """Law 1 and the ledger's part of law 2, over everything: O(blocks). Raises AssertionError."""
+        running = [account for account in self._accounts.values() if account.held]
+        assert len(running) == self._holders
+        assert len({account.row for account in running}) == len(running), "two sequences have one row"
+        assert len(running) + self._tables.free_rows == self._tables.rows, "a row is lost"
+        assert set(self._filling) <= {account.sequence_id for account in running}
+        self._claims.check(self._filling)
+        for number, group in enumerate(self._groups):
+            holders: dict[int, int] = {}
+            for account in running:
+                self._check_account(account, number)
+                for block in account.blocks[number][account.firsts[number] :]:
+                    holders[block] = holders.get(block, 0) + 1
+            group.check(holders)
 
-    def _most(self, number: int, length: int, first: int) -> int:
-        """Blocks of a group that a sequence of `length` tokens, whose first needed block is `first`, holds at once at most."""
-        most = blocks_at_most(self._groups[number].group, length, self.block_size, self._chunk)
-        return min(most, blocks_for(length, self.block_size) - first)
-
-    def _rest(self, number: int, account: Account) -> int:
-        """Blocks that a running sequence will take to reach its target, beyond those it holds."""
-        held = len(account.blocks[number]) - account.firsts[number]
-        return max(0, self._most(number, account.target, account.firsts[number]) - held)
-
-    def _freed(self, number: int, gone: set[int]) -> int:
-        """Blocks that nobody would hold if these sequences were released."""
-        return sum(1 for block, count in self._counts(number, gone).items() if self._is_last(number, block, count))
-
-    def _unheld(self, number: int, blocks: Sequence[int], gone: set[int]) -> int:
-        """How many of these blocks nobody but the sequences in `gone` holds."""
-        counts = self._counts(number, gone)
-        return sum(1 for block in blocks if self._is_last(number, block, counts.get(block, 0)))
-
-    def _is_last(self, number: int, block: int, count: int) -> bool:
-        return self._groups[number].pool.references[block] == count
-
-    def _counts(self, number: int, sequences: set[int]) -> dict[int, int]:
-        """Block -> how many of these sequences hold it."""
-        counts: dict[int, int] = {}
-        for sequence_id in sequences:
-            account = self._accounts[sequence_id]
-            for block in account.blocks[number][account.firsts[number] :]:
-                counts[block] = counts.get(block, 0) + 1
-        return counts
+    def _check_account(self, account: Account, number: int) -> None:
+        """The table shows what the account holds; what can be found of it holds these tokens; the rest is its alone."""
+        group, blocks, first = self._groups[number], account.blocks[number], account.firsts[number]
+        row = self._tables.arrays[number][account.row]
+        assert row[: len(blocks)].tolist() == blocks, "the table differs from the account"
+        assert not any(blocks[:first]), "a block outside the window is still listed"
+        assert not row[len(blocks) :].any(), "the table goes on behind the sequence's last block"
+        size = self.block_size
+        assert account.computed <= len(blocks) * size <= self.max_model_len + size - 1
+        for place in range(first, len(blocks)):
+            entry = group.index.entry(blocks[place])
+            if entry is not None:
+                assert entry.parent == account.chain.parent(place), "a block is found under another prefix"
+                assert entry.tokens == tuple(account.tokens[place * size : place * size + len(entry.tokens)])
+                assert place * size + len(entry.tokens) <= account.computed, "a block was registered before it was written"
+            if place >= account.registered:
+                assert group.pool.references[blocks[place]] == 1, "a block that is being written is shared"
 
     # Parts of the actions.
 
@@ -299,7 +308,7 @@ class CacheLedger:
             first = account.firsts[number] = match.firsts[number]
             for block in match.blocks[number]:
                 group.pool.hold(block)
-            account.blocks[number] = [0] * min(first, match.full) + list(match.blocks[number])
+            account.blocks[number] = [0] * first + list(match.blocks[number])
             self._tables.arrays[number][account.row, first : match.full] = match.blocks[number]
 
     def _copy(self, account: Account, match: PrefixMatch) -> tuple[BlockCopy, ...]:

@@ -34,9 +34,7 @@ class PrefixMatch:
     """Per group, the block whose leading slots are copied; empty where `tokens` ends with a whole block."""
 
 
-def longest_match(
-    groups: Sequence[GroupBlocks], chain: KeyChain, tokens: Sequence[int], limit: int
-) -> PrefixMatch | None:
+def longest_match(groups: Sequence[GroupBlocks], chain: KeyChain, tokens: Sequence[int], limit: int) -> PrefixMatch | None:
     """The longest hit of at most `limit` tokens; None where not one token is found.
 
     Candidates are tried from the longest down, and the first that satisfies every group is the answer: with one whole block

@@ -1,0 +1,348 @@
+"""Where sequences and blocks meet: which tokens the next step computes, and what its outcome changes.
+
+There are no phases. A sequence has a length and a computed count, and every step lets computed catch up with length:
+
+    plan    1. decodes: every running sequence with one pending token gets it, and a block where it needs one
+            2. prefills: running sequences that are further behind, oldest admitted first, as far as the token budget goes
+            3. admissions: waiting sequences, in the queue's order, as far as budget, rows and blocks go
+    settle  computed advances, tokens are appended, who is done is released, blocks that became whole are registered
+
+When no block is left, the newest admitted (under `priority`: the least urgent) gives way: its blocks go, its tokens stay, and
+it returns to its place in the queue. So the oldest admitted always makes progress, and finishes; then the next is the oldest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from kveik.cache.ledger import CacheLedger
+from kveik.cache.match import PrefixMatch
+from kveik.config import ScheduleConfig
+from kveik.errors import Overloaded, PromptTooLong
+from kveik.request.sequence import FinishReason, Sequence, Status
+from kveik.schedule.draft import Draft
+from kveik.schedule.plan import Finished, Sampled, Settled, StepOutcome, StepPlan
+from kveik.schedule.policy import policy_for
+from kveik.schedule.queue import WaitingLine
+
+
+class Scheduler:
+    """Decides steps. Single-threaded; `plan` and `settle` alternate, `add` and `abort` come between any two calls."""
+
+    def __init__(
+        self, ledger: CacheLedger, limits: ScheduleConfig, max_model_len: int, eos_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self.ledger = ledger
+        self.prefix_queries = 0
+        """Prompt tokens of all sequences admitted so far, each sequence counted once."""
+
+        self.prefix_hits = 0
+        """Those of them that were found in the cache."""
+
+        self._limits = limits
+        self._max_model_len = max_model_len
+        self._eos_ids = eos_ids
+        self._policy = policy_for(limits)
+        self._line = WaitingLine()
+        self._alive: dict[int, Sequence] = {}
+        self._ended: dict[int, Sequence] = {}
+        self._decodes: dict[int, Sequence] = {}
+        self._prefills: dict[int, Sequence] = {}
+        self._admissions = 0
+        # True while nothing has changed since an admission pass found nobody who fits: no need to try again every step.
+        self._hopeless = False
+
+    # Questions.
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._decodes) + len(self._prefills)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue, those that wait for another's blocks included."""
+        return len(self._line)
+
+    @property
+    def room(self) -> int:
+        """Sequences that the queue still takes."""
+        return max(0, self._limits.max_waiting - len(self._line))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._alive)
+
+    def sequence(self, sequence_id: int) -> Sequence | None:
+        """A sequence that is alive, or has ended since the latest plan."""
+        return self._alive.get(sequence_id) or self._ended.get(sequence_id)
+
+    # From outside.
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises PromptTooLong or Overloaded, and has changed nothing then.
+
+        Prompt and `max_tokens` together are at most `max_model_len`, and the ledger has blocks for that many tokens of one
+        sequence in every group: so whatever is queued can run.
+        """
+        request, sampling = sequence.request, sequence.sampling
+        wanted = sequence.prompt_length + sampling.max_tokens
+        if wanted > self._max_model_len:
+            raise PromptTooLong(
+                tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens, param="max_tokens"
+            )
+        if self.room == 0:
+            raise Overloaded(f"The queue is full: {len(self._line)} sequences wait (--max-waiting).")
+        sequence.end_length = wanted
+        sequence.stop_length = sequence.prompt_length + sampling.min_tokens
+        sequence.stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
+        self._alive[sequence.id] = sequence
+        self.ledger.open(
+            sequence.id,
+            sequence.tokens,
+            request=request.id,
+            tenant=request.tenant,
+            salt=request.cache_salt,
+            media=request.media_hash,
+        )
+        self._line.add(self._policy.order(sequence), sequence)
+        self._hopeless = False
+
+    def abort(self, sequence_id: int) -> bool:
+        """End a sequence at once and free its blocks. False where it is not alive any more.
+
+        Between `plan` and `settle` the step still computes it; its token is dropped, and a later plan may use its blocks.
+        """
+        sequence = self._alive.get(sequence_id)
+        if sequence is None:
+            return False
+        if sequence.status is Status.WAITING:
+            self._line.remove(self._policy.order(sequence), sequence)
+        self._end(sequence, "abort")
+        return True
+
+    # The step.
+
+    def plan(self, now: float) -> StepPlan:
+        """Decide the next step, and take and give the blocks for it. `now`: seconds on the engine's clock."""
+        self._ended.clear()
+        if self._line.parked and self._line.wake(self.ledger.claimed):
+            self._hopeless = False
+        draft = Draft(budget=0)
+        self._secure_decodes(draft)
+        draft.budget = min(self._limits.prefill_chunk_size, self._limits.max_num_batched_tokens - len(self._decodes))
+        self._feed_prefills(draft, now)
+        if not draft.short and not self._hopeless:
+            self._admit(draft, now)
+        plan = draft.plan(self._decodes.values())
+        assert plan.chunks or not self._alive, "sequences are alive and none of them makes progress"
+        return plan
+
+    def settle(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Settled:
+        """Take over what the step brought. `outcome.sampled` has one entry per chunk that samples, in the plan's order."""
+        finished: list[Finished] = []
+        ledger, decodes, size = self.ledger, self._decodes, self.ledger.block_size
+        for item in outcome.sampled[: plan.decodes]:
+            sequence = decodes.get(item.sequence_id)
+            if sequence is None:
+                continue  # Aborted meanwhile; its token is nobody's.
+            sequence.computed += 1
+            if sequence.computed % size == 0 and not item.failed:
+                ledger.commit(sequence.id, sequence.computed)
+            self._accept(sequence, item, now, finished)
+        self._settle_prefills(plan, outcome, now, finished)
+        return Settled(tuple(finished))
+
+    def check(self) -> None:
+        """Every sequence is in one place, and agrees with the ledger: O(blocks). Raises AssertionError."""
+        running = {**self._decodes, **self._prefills}
+        assert len(running) == self.running, "a sequence runs twice"
+        assert len(running) + len(self._line) == len(self._alive), "a sequence is lost"
+        for sequence in self._alive.values():
+            assert (sequence.status is Status.RUNNING) == (sequence.id in running)
+            assert (sequence.row is not None) == (sequence.id in running)
+            assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.end_length
+            assert sequence.computed <= sequence.capacity
+        assert all(sequence.decoding for sequence in self._decodes.values())
+        assert len(running) <= self._limits.max_num_seqs
+        self._line.check()
+        self.ledger.check()
+
+    # Parts of plan.
+
+    def _secure_decodes(self, draft: Draft) -> None:
+        for sequence in [one for one in self._decodes.values() if one.computed >= one.capacity]:
+            if sequence.status is Status.RUNNING:
+                self._secure(sequence, sequence.computed + 1, draft)
+
+    def _secure(self, sequence: Sequence, length: int, draft: Draft) -> bool:
+        """Room for `length` tokens, from whoever must give way; False where that is the sequence itself."""
+        while self.ledger.reach(sequence.id) < length:
+            draft.short = True
+            victim = self._policy.yielder(self._running())
+            self._preempt(victim, draft)
+            if victim is sequence:
+                return False
+        sequence.capacity = self.ledger.grow(sequence.id, length)
+        return True
+
+    def _feed_prefills(self, draft: Draft, now: float) -> None:
+        for sequence in self._policy.feeding_order(self._prefills.values()):
+            if not draft.short and not self._hopeless:
+                self._admit(draft, now, ahead_of=sequence)
+            if sequence.status is Status.RUNNING and draft.budget > 0:
+                self._feed(sequence, draft)
+
+    def _feed(self, sequence: Sequence, draft: Draft) -> None:
+        """As many tokens as budget and blocks allow; others give way only where not even one is possible."""
+        count = self._count(sequence, draft)
+        start = sequence.computed
+        if start + count > sequence.capacity:
+            reach = self.ledger.reach(sequence.id)
+            if not self._secure(sequence, min(start + count, max(reach, start + 1)), draft):
+                return
+        draft.give(sequence, min(count, sequence.capacity - start))
+
+    def _count(self, sequence: Sequence, draft: Draft) -> int:
+        most = self._limits.long_prefill_token_threshold or draft.budget
+        return min(sequence.pending, draft.budget, most)
+
+    def _preempt(self, sequence: Sequence, draft: Draft) -> None:
+        """Take the blocks; what was computed can be found again. The sequence returns to its place in the queue."""
+        self._stop(sequence)
+        draft.take_back(sequence)
+        sequence.status, sequence.computed = Status.WAITING, 0
+        sequence.preemptions += 1
+        self._line.add(self._policy.order(sequence), sequence)
+
+    def _running(self) -> Iterable[Sequence]:
+        yield from self._decodes.values()
+        yield from self._prefills.values()
+
+    # Admission.
+
+    def _admit(self, draft: Draft, now: float, ahead_of: Sequence | None = None) -> None:
+        """Admit from the queue while there is budget; with `ahead_of`, only those before whom that running one must give way.
+
+        Whoever does not fit may be passed by up to `look_past` others, but not more than `look_past_limit` times.
+        """
+        blocked: list[Sequence] = []
+        place, line = 0, self._line
+        while place < line.ready and draft.budget > 0 and len(blocked) <= self._limits.look_past:
+            sequence = line.at(place)
+            if ahead_of is not None and not self._policy.may_displace(sequence, ahead_of):
+                return
+            if any(one.passed_over >= self._limits.look_past_limit for one in blocked):
+                break
+            if sequence.id in draft.preempted:
+                return  # It gave way in this very step, and those behind it are no more urgent.
+            limit = self._hit_limit(sequence)
+            match = self.ledger.match(sequence.id, limit)
+            claim = self.ledger.blocker(sequence.id, match, limit)
+            if claim is not None:
+                line.park(place, claim)
+            elif self._make_room(sequence, match, draft):
+                self._start(line.leave(place), match, draft, now)
+                for one in blocked:
+                    one.passed_over += 1
+            else:
+                blocked.append(sequence)
+                place += 1
+        self._hopeless = ahead_of is None and draft.budget > 0
+
+    def _hit_limit(self, sequence: Sequence) -> int:
+        """Tokens that may come from the cache: all but the last, whose logits are wanted; none where all logits are."""
+        if sequence.sampling.prompt_logprobs is not None and sequence.output_count == 0:
+            return 0
+        return sequence.length - 1
+
+    def _make_room(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft) -> bool:
+        """Whether the sequence can be admitted; those that must give way for it are preempted, if that suffices."""
+        if self.ledger.can_admit(sequence.id, match):
+            return True
+        rivals = [one for one in self._running() if self._policy.may_displace(sequence, one) and one.id not in draft.admitted]
+        rivals.sort(key=self._policy.order, reverse=True)
+
+        def suffices(count: int) -> bool:
+            return self.ledger.can_admit(sequence.id, match, [one.id for one in rivals[:count]])
+
+        if not rivals or not suffices(len(rivals)):
+            return False
+        # The more give way, the more room there is.
+        fewest = bisect_left(range(1, len(rivals) + 1), True, key=suffices) + 1
+        for rival in rivals[:fewest]:
+            self._preempt(rival, draft)
+        return True
+
+    def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> None:
+        admission = self.ledger.admit(sequence.id, match)
+        self._admissions += 1
+        sequence.status, sequence.row, sequence.admission = Status.RUNNING, admission.row, self._admissions
+        sequence.computed = admission.matched
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens, sequence.admitted = admission.matched, now
+            self.prefix_queries += sequence.prompt_length
+            self.prefix_hits += admission.matched
+        self._prefills[sequence.id] = sequence
+        count = self._count(sequence, draft)
+        sequence.capacity = self.ledger.grow(sequence.id, sequence.computed + count)
+        draft.give(sequence, count)
+        draft.copies += admission.copies
+        draft.admitted.append(sequence.id)
+
+    # Parts of settle.
+
+    def _settle_prefills(self, plan: StepPlan, outcome: StepOutcome, now: float, finished: list[Finished]) -> None:
+        sampled = iter(outcome.sampled[plan.decodes :])
+        for chunk in plan.chunks[plan.decodes :]:
+            item = next(sampled) if chunk.samples else None
+            sequence = self._prefills.get(chunk.sequence_id)
+            if sequence is None:
+                continue  # Aborted meanwhile.
+            sequence.computed = chunk.start + chunk.count
+            if item is None or not item.failed:
+                self.ledger.commit(sequence.id, sequence.computed)
+            if item is not None:
+                del self._prefills[sequence.id]
+                self._decodes[sequence.id] = sequence
+                self._hopeless = False  # What it was promised until here is free for others.
+                self._accept(sequence, item, now, finished)
+
+    def _accept(self, sequence: Sequence, item: Sampled, now: float, finished: list[Finished]) -> None:
+        """Append a token, and end the sequence where it is the last."""
+        reason: FinishReason
+        if item.failed:
+            self.ledger.disown(sequence.id)
+            reason = "error"
+        else:
+            token, tokens = item.token, sequence.tokens
+            tokens.append(token)
+            sequence.last_token = now
+            if sequence.first_token is None:
+                sequence.first_token = now
+            length = len(tokens)
+            if token in sequence.stop_ids and length >= sequence.stop_length:
+                sequence.stop_token = token
+                reason = "stop"
+            elif length >= sequence.end_length:
+                reason = "length"
+            else:
+                return
+        self._end(sequence, reason)
+        finished.append(Finished(sequence.id, reason))
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.status is Status.RUNNING:
+            self._stop(sequence)
+        self.ledger.close(sequence.id)
+        del self._alive[sequence.id]
+        self._ended[sequence.id] = sequence
+        sequence.status, sequence.finish_reason = Status.FINISHED, reason
+
+    def _stop(self, sequence: Sequence) -> None:
+        """It runs no more: blocks and row go back."""
+        self.ledger.release(sequence.id, sequence.computed)
+        (self._decodes if sequence.id in self._decodes else self._prefills).pop(sequence.id)
+        sequence.row, sequence.capacity = None, 0
+        self._hopeless = False
