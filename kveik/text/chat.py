@@ -1,0 +1,265 @@
+"""Chat messages to a prompt, through the model's own Jinja template. Knows nothing of HTTP or requests.
+
+Templates are foreign code: they run in Jinja's immutable sandbox, with the settings they are written for (those of
+transformers' `apply_chat_template`), and what they write is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kveik.errors import BadValue, KveikError, Unsupported
+from kveik.text.markers import Markers, special_markers, tag_markers, unused_character
+from kveik.text.messages import normalize_messages
+from kveik.text.tokenizer import Tokenizer, read_json
+
+MAX_RENDERED_CHARACTERS = 32 * 1024 * 1024
+"""What a template may write. Twice the characters of the largest request body."""
+
+_MAX_SENTENCE = 300
+_OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+
+Message = Mapping[str, object]
+
+
+class _Said(jinja2.TemplateError):
+    """The template itself refuses the messages, in a sentence of its own."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; for a prompt it is nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 -- Jinja's own way of declaring tags
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which already bounds `range`; here `'a' * 10**10` is bounded, too."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        # Any: a template's values are of any type.
+        if operator == "**":
+            raise SecurityError("powers are not allowed")
+        for text, count in ((left, right), (right, left)):
+            if isinstance(text, str | list | tuple) and isinstance(count, int) and len(text) * count > MAX_RENDERED_CHARACTERS:
+                raise SecurityError("a repeated text is too long")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment(now: Callable[[], datetime]) -> _Sandbox:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is, where Jinja's own filter writes < and > as escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise _Said(str(message))
+
+
+class ChatTemplate:
+    """A compiled template with the tokens it may name. Immutable to its users; safe to share among threads."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str = "",
+        eos: str = "",
+        special: Mapping[str, str] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """`special`: further tokens by the name that templates use (unk_token, pad_token). `now` serves `strftime_now`.
+
+        Raises `BadValue` when the source is no template.
+        """
+        self.source = source
+        self._fixed: dict[str, object] = {**(special or {}), "bos_token": bos, "eos_token": eos}
+        self._markers: tuple[Tokenizer, Markers, Markers] | None = None
+        try:
+            self._template = _environment(now).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            sentence = (error.message or "")[:_MAX_SENTENCE]
+            raise BadValue(
+                f"The chat template is not valid in line {error.lineno}: {sentence}", param="chat_template"
+            ) from None
+
+    @classmethod
+    def for_tokenizer(cls, source: str, tokenizer: Tokenizer, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
+        """The template with this tokenizer's bos_token, eos_token, unk_token and pad_token."""
+        named = tokenizer.named
+        return cls(source, bos=named.get("bos_token", ""), eos=named.get("eos_token", ""), special=named, now=now)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] = {},
+    ) -> str:
+        """The prompt's text. Messages are normalised first.
+
+        With `continue_final_message` the text ends exactly where the last message ends, so that the model goes on with it.
+        Raises `BadValue` when the template refuses the messages (with its own sentence), fails on them, drops the end of a
+        message to be continued, or writes more than MAX_RENDERED_CHARACTERS.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise BadValue(
+                "continue_final_message goes on with the last message, add_generation_prompt begins a new one; set only one.",
+                param="continue_final_message",
+            )
+        if reserved := sorted(_OWN_NAMES & set(variables)):
+            raise BadValue(f"chat_template_kwargs may not set {reserved[0]}.", param="chat_template_kwargs")
+        listed = normalize_messages(messages)
+        context = {"documents": None, **self._fixed, **variables}
+        context |= {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+        if not continue_final_message:
+            return self._write({**context, "messages": listed})
+        return self._write_open(context, listed)
+
+    def _write_open(self, context: Mapping[str, object], messages: list[dict[str, object]]) -> str:
+        """Up to the end of the last message: a character that is used nowhere else marks it."""
+        if not messages:
+            raise BadValue("continue_final_message needs a message to continue; there are 0.", param="messages")
+        content = str(messages[-1]["content"])
+        mark = unused_character(self.source, messages, list(context.values()))
+        last = {**messages[-1], "content": content + mark}
+        text, found, _ = self._write({**context, "messages": [*messages[:-1], last]}).rpartition(mark)
+        # A template may trim what stands before the text; what it does to the end would change what is continued.
+        if not found or not text.endswith(content.lstrip()):
+            raise BadValue(
+                "The chat template changes the end of the last message, so it cannot be continued.",
+                param="continue_final_message",
+            )
+        return text
+
+    def _write(self, context: Mapping[str, object]) -> str:
+        written: list[str] = []
+        room = MAX_RENDERED_CHARACTERS
+        try:
+            for part in self._template.generate(context):
+                room -= len(part)
+                if room < 0:
+                    raise BadValue(
+                        f"The chat template writes more than {MAX_RENDERED_CHARACTERS} characters.", param="messages"
+                    )
+                written.append(part)
+        except KveikError:
+            raise
+        except Exception as error:  # a template is foreign code: whatever it raises is about these messages
+            raise BadValue(_sentence(error), param="messages") from None
+        return "".join(written)
+
+    def markers(self, tokenizer: Tokenizer) -> tuple[Markers, Markers]:
+        """What the assistant's earlier messages may not write (special tokens), and what nobody else may (tags, too)."""
+        known = self._markers
+        if known is None or known[0] is not tokenizer:
+            special = special_markers(tokenizer)
+            known = (tokenizer, Markers(special), Markers({**tag_markers(tokenizer, self.source), **special}))
+            self._markers = known
+        return known[1], known[2]
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, without trace, path or input; the template's own sentence where it has one."""
+    if isinstance(error, _Said):
+        return str(error)[:_MAX_SENTENCE]
+    if isinstance(error, jinja2.UndefinedError | SecurityError):
+        return f"The chat template cannot render these messages: {str(error)[:_MAX_SENTENCE]}."
+    return f"The chat template cannot render these messages ({type(error).__name__})."
+
+
+def chat_tokens(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, object] = {},
+    special_tokens_in_content: bool = False,
+) -> list[int]:
+    """The prompt's token ids; the template writes start and end tokens itself.
+
+    Text in messages, tools and variables that looks like a marker stays plain text, unless `special_tokens_in_content`. Tags
+    that are user-defined tokens (<think>, <tool_call>) keep their meaning in the assistant's own earlier messages.
+    """
+    listed = normalize_messages(messages)
+    options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    if special_tokens_in_content:
+        return tokenizer.encode(template.render(listed, tools=tools, variables=variables, **options), add_special=False)
+    special, all_markers = template.markers(tokenizer)
+    sentinel = unused_character(template.source, listed, list(tools or []), variables)
+    text = template.render(
+        [_disarmed(special if message["role"] == "assistant" else all_markers, message, sentinel) for message in listed],
+        tools=[_disarmed(all_markers, tool, sentinel) for tool in tools] if tools else None,
+        variables=_disarmed(all_markers, variables, sentinel),
+        **options,
+    )
+    if sentinel not in text:
+        return tokenizer.encode(text, add_special=False)
+    return all_markers.encode(text, tokenizer, sentinel)
+
+
+def _disarmed(markers: Markers, value: Mapping[str, object], sentinel: str) -> dict[str, object]:
+    disarmed = markers.disarm(value, sentinel)
+    assert isinstance(disarmed, dict)  # a mapping stays a mapping
+    return disarmed
+
+
+def chat_template_from_folder(folder: Path) -> str | None:
+    """The template of a model folder: chat_template.jinja, else the one in tokenizer_config.json; None when it has none.
+
+    Of several named ones the 'default' is taken. Raises `Unsupported` when none of them is called so.
+    """
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    found = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(found, str):
+        return found
+    if not isinstance(found, list) or not found:
+        return None
+    named = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
+    default = named.get("default")
+    if not isinstance(default, str):
+        raise Unsupported(f"The model has chat templates {', '.join(named)} but no 'default'; give one with --chat-template.")
+    return default
+
+
+def chat_template_from_gguf(metadata: Mapping[str, object]) -> str | None:
+    """The template inside a GGUF file; None when it has none."""
+    found = metadata.get("tokenizer.chat_template")
+    return found if isinstance(found, str) and found else None
