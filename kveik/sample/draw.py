@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kveik.sample.nucleus import draw_wide
 from kveik.sample.passes import shares_per_tile
 from kveik.sample.tiles import TILE, Floats, Ints, Ranked, TiledLogits
 
@@ -27,8 +28,8 @@ Doubles = NDArray[np.float64]
 _COLDEST = 1e-6
 """Temperatures below are raised to it: e^(-gap/1e-6) is 0 for any gap that float32 logits of usual size can have."""
 
-_FIRST_HEAD, _HEAD_GROWTH = 32, 8
-"""How many tokens top_p looks at first, and how many times more when they do not hold its mass."""
+_HEADS = (32, 256)
+"""How many tokens top_p looks at, first and then, before it looks at them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +87,20 @@ def _ratio_floors(peaks: Floats, filters: Filters) -> Floats:
 def _draw_nucleus(tiles: TiledLogits, rows: Ints, filters: Filters, chances: Doubles, totals: Doubles) -> Ints:
     """Rows with top_p alone: look at a longer head until it holds the mass asked for. totals [n]: mass of the whole row."""
     tokens = np.empty(len(rows), dtype=np.int64)
-    at, count = np.arange(len(rows)), _FIRST_HEAD
-    while len(at):
-        floors = tiles.floors(rows[at], np.full(len(at), count))
-        left = []
-        for part in tiles.parts(rows[at], floors):
-            here = at[part]
+    left = np.arange(len(rows))
+    for count in _HEADS:
+        floors = tiles.floors(rows[left], np.full(len(left), count))
+        longer = []
+        for part in tiles.parts(rows[left], floors):
+            here = left[part]
             ranked = tiles.rank(rows[here], floors[part])
             cut = _cut(ranked, filters[here], totals[here])
-            done = cut.complete | np.isneginf(floors[part])
-            tokens[here[done]] = cut.pick(ranked, chances[here])[done]
-            left.append(here[~done])
-        at, count = np.concatenate(left), count * _HEAD_GROWTH
+            tokens[here] = cut.pick(ranked, chances[here])
+            longer.append(here[~cut.complete])
+        left = np.concatenate([left[:0], *longer])
+    for at in left.tolist():
+        heat = max(float(filters.temperature[at]), _COLDEST)
+        tokens[at] = draw_wide(tiles.row(int(rows[at])), heat, float(filters.top_p[at]), float(chances[at]))
     return tokens
 
 

@@ -42,7 +42,8 @@ class TokenHistory:
         """Count the tokens that were appended since the last time."""
         for token in tokens[self.seen :]:
             if 0 <= token < self._real:
-                self._counts[self._place(token)] += 1
+                place = self._place(token)
+                self._counts[place] += 1
         self.seen = len(tokens)
 
     def _place(self, token: int) -> int:

@@ -5,6 +5,7 @@ Always finite, because JSON has no infinity: what is impossible, or below it, is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,14 +39,15 @@ class RawRows:
     def note(cls, tiles: TiledLogits, rows: Ints, tops: Sequence[int], *, copied: Sequence[bool]) -> RawRows:
         """rows [n], ascending; tops: how many of the likeliest, per row; copied: whether the logits will change afterwards."""
         norms = log_norms(tiles, rows)
-        start = rows * tiles.vocab
-        views = [tiles.flat[at : at + tiles.real] for at in start.tolist()]
+        views = [tiles.row(row) for row in rows.tolist()]
         values = [view.copy() if copy else view for view, copy in zip(views, copied, strict=True)]
         return cls(values, norms, _tops(tiles, rows, norms, tops))
 
     def of(self, row: int, token: int) -> TokenLogprob:
-        """The log-probability of a token in the row-th of these rows."""
-        return TokenLogprob(token, _finite(float(self.values[row][token]) - float(self.norms[row])), self.top[row])
+        """The log-probability of a token in the row-th of these rows; the floor for a token that does not exist."""
+        values = self.values[row]
+        value = float(values[token]) if 0 <= token < len(values) else -math.inf
+        return TokenLogprob(token, _finite(value - float(self.norms[row])), self.top[row])
 
 
 def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int, *, tokens_real: int | None = None) -> list[TokenLogprob]:

@@ -75,6 +75,11 @@ class TiledLogits:
         inside: Ints = self.read(rows, tiles, beyond=-np.inf).argmax(axis=1)
         return tiles * TILE + inside
 
+    def row(self, row: int) -> Floats:
+        """[real]: one row's values, in place."""
+        start = row * self.vocab
+        return self.flat[start : start + self.real]
+
     def at(self, rows: Ints, ids: Ints) -> Floats:
         """The values of single tokens; rows and ids are broadcast."""
         values: Floats = self.flat[rows * self.vocab + ids]
@@ -153,6 +158,11 @@ def per_tile(values: Tensor, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
     if whole < values.shape[1]:
         parts.append(reduce(values[:, whole:], -1)[:, None])
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def in_order(values: Floats, ids: Ints) -> Ints:
+    """[n]: the same ids, best value first."""
+    return np.sort(_keys(values, ids)) & _ID_MASK
 
 
 def _keys(values: Floats, ids: Ints) -> Ints:

@@ -1,0 +1,84 @@
+"""What sampling costs per step: `python benchmarks/sampler.py [--threads 2] [--scale 3]`.
+
+Logits are normal with a given spread, plus one peak per row as trained models have it. `flat` rows have no peak, the worst case
+for top_p. Each figure is the best of several steps, in milliseconds; `per row` is that figure over the batch, in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+
+from kveik.request.request import Request, SamplingParams
+from kveik.request.sequence import Sequence
+from kveik.sample.sampler import Sampler
+
+BATCHES = (1, 32, 256)
+VOCABULARIES = (49152, 151936)
+OUTPUT_TOKENS = 500
+KINDS: dict[str, dict[str, object]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "temperature + top_p": {"temperature": 0.8, "top_p": 0.95},
+    "temperature + top_p, flat": {"temperature": 0.8, "top_p": 0.95},
+    "top_k 40 + top_p": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+    "min_p": {"temperature": 0.8, "min_p": 0.05},
+    "greedy + penalties": {"temperature": 0.0, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+    "greedy + 5 logprobs": {"temperature": 0.0, "logprobs": 5},
+}
+
+
+def sequences(count: int, vocab: int, sampling: dict[str, object]) -> list[Sequence]:
+    chance = torch.Generator().manual_seed(1)
+    made = []
+    for number in range(count):
+        tokens = torch.randint(0, vocab, (2 * OUTPUT_TOKENS,), generator=chance).tolist()
+        request = Request(
+            id=str(number), prompt=tuple(tokens[:OUTPUT_TOKENS]), sampling=SamplingParams(max_tokens=1 << 20, **sampling)
+        )
+        sequence = Sequence.start(id=number, request=request, choice=0, seed=number, arrived=0.0)
+        sequence.tokens += tokens[OUTPUT_TOKENS:]
+        made.append(sequence)
+    return made
+
+
+def step_ms(batch: int, vocab: int, kind: str, scale: float, repeats: int) -> float:
+    """Milliseconds of the quickest of several steps, each with logits that are not in the processor's cache."""
+    rows = torch.randn(batch, vocab, generator=torch.Generator().manual_seed(0)) * scale
+    if "flat" not in kind:
+        # A likely token and some that compete with it.
+        rows[:, :20] += torch.linspace(6, 3, 20) * scale
+    asked, sampler, best = sequences(batch, vocab, KINDS[kind]), Sampler(vocab, vocab), float("inf")
+    for _ in range(repeats + 1):
+        logits = rows.clone()
+        started = time.perf_counter()
+        choices = sampler.choose(logits, asked)
+        best = min(best, time.perf_counter() - started)
+        for sequence, choice in zip(asked, choices, strict=True):
+            sequence.tokens.append(choice.token)
+    return best * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=2.0, help="spread of the logits")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"{options.threads} threads, milliseconds per step (microseconds per row)\n")
+    print(f"| {'':26} | " + " | ".join(f"{vocab:>6} × {batch:>3}" for vocab in VOCABULARIES for batch in BATCHES) + " |")
+    print("|---" * (1 + len(VOCABULARIES) * len(BATCHES)) + "|")
+    for kind in KINDS:
+        cells = []
+        for vocab in VOCABULARIES:
+            for batch in BATCHES:
+                cost = step_ms(batch, vocab, kind, options.scale, options.repeats)
+                cells.append(f"{cost:.2f} ({cost / batch * 1e3:.0f})".rjust(12))
+        print(f"| {kind:26} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
