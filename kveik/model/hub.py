@@ -60,18 +60,21 @@ def _files(hub_id: str) -> tuple[str, dict[str, int]]:
 
 
 def _download(hub_id: str, revision: str, sizes: dict[str, int], progress: Progress) -> Path:
-    total, done = sum(sizes.values()), 0
+    total, before, arrived = sum(sizes.values()), 0, 0
 
     def count(more: int) -> None:
-        nonlocal done
-        done = min(done + more, total)
-        progress(PullProgress("downloading", done, total))
+        nonlocal arrived
+        arrived += more
+        progress(PullProgress("downloading", min(before + arrived, total), total))
 
-    for name in sizes:
-        path = hf_hub_download(hub_id, name, revision=revision, tqdm_class=_counter(count))
-    root = Path(str(path))
-    # hf_hub_download gives a file's path; names may lie in folders.
-    return root.parents[len(Path(name).parts) - 1]
+    for name, size in sizes.items():
+        hf_hub_download(hub_id, name, revision=revision, tqdm_class=_counter(count))
+        # A file that was in the cache already has not been counted on the way.
+        before, arrived = before + size, 0
+        count(0)
+    # Nothing is left to fetch, but only this writes down which commit the name stands for; without it the model could not be
+    # found again offline.
+    return Path(str(snapshot_download(hub_id, allow_patterns=list(PATTERNS), tqdm_class=_counter(lambda _: None))))
 
 
 def _counter(count: Callable[[int], None]) -> type[tqdm]:

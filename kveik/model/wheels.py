@@ -113,10 +113,11 @@ def _wait(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
 def _largest_under(folder: Path) -> int:
     """Bytes of the largest file: the wheel as it grows. Their sum would count it twice, since pip copies it at the end."""
     largest = 0
-    for path in folder.rglob("*"):
-        # pip moves and removes its own files while we look.
-        with contextlib.suppress(FileNotFoundError):
-            largest = max(largest, path.stat().st_size)
+    # pip moves and removes files and folders while we look; os.walk does not mind.
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                largest = max(largest, Path(base, name).stat().st_size)
     return largest
 
 
