@@ -37,7 +37,7 @@ class Account:
     """Whole blocks that have been registered or were found."""
 
     target: int = 0
-    """Length at admission: what it computes before it makes new tokens."""
+    """Tokens that it computes before it goes on one by one; given at admission."""
 
     @property
     def held(self) -> bool:

@@ -172,14 +172,15 @@ class CacheLedger:
         groups = len(self._groups)
         self._accounts[sequence_id] = Account(sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups)
 
-    def admit(self, sequence_id: int, match: PrefixMatch | None) -> Admission:
+    def admit(self, sequence_id: int, match: PrefixMatch | None, target: int) -> Admission:
         """Give the sequence a row and the blocks that were matched, and claim what it is about to compute.
 
-        `match` is this sequence's, and nothing was admitted or grown since it was found.
+        `match` is this sequence's, and nothing was admitted or grown since it was found. `target`: how many tokens it computes
+        before it goes on one by one.
         """
         account = self._accounts[sequence_id]
         account.row = self._tables.take_row()
-        account.target = len(account.tokens)
+        account.target = target
         self._holders += 1
         copies: tuple[BlockCopy, ...] = ()
         if match is not None:
@@ -187,8 +188,9 @@ class CacheLedger:
             copies = self._copy(account, match)
             account.matched = account.computed = match.tokens
             account.registered = match.full
-        self._filling[sequence_id] = account
-        self._claims.stake(sequence_id, self._about_to_compute(account))
+        if account.computed < target:
+            self._filling[sequence_id] = account
+            self._claims.stake(sequence_id, self._about_to_compute(account))
         return Admission(account.row, account.computed, copies)
 
     def grow(self, sequence_id: int, length: int) -> int:

@@ -252,8 +252,11 @@ class Scheduler:
         self._hopeless = ahead_of is None and draft.budget > 0
 
     def _hit_limit(self, sequence: Sequence) -> int:
-        """Tokens that may come from the cache: all but the last, whose logits are wanted; none where all logits are."""
-        if sequence.sampling.prompt_logprobs is not None and sequence.output_count == 0:
+        """Tokens that may come from the cache: all but the last, whose logits are wanted; none where all logits are.
+
+        The choices of a request have one prompt; only the first one reports its log-probabilities.
+        """
+        if sequence.sampling.prompt_logprobs is not None and sequence.choice == 0 and sequence.output_count == 0:
             return 0
         return sequence.length - 1
 
@@ -276,7 +279,9 @@ class Scheduler:
         return True
 
     def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> None:
-        admission = self.ledger.admit(sequence.id, match)
+        # One that was preempted takes up where it was: its newest token is a decode, not part of a prompt.
+        target = sequence.length - 1 if sequence.output_count else sequence.length
+        admission = self.ledger.admit(sequence.id, match, target)
         self._admissions += 1
         sequence.status, sequence.row, sequence.admission = Status.RUNNING, admission.row, self._admissions
         sequence.computed = admission.matched
@@ -303,10 +308,11 @@ class Scheduler:
             sequence.computed = chunk.start + chunk.count
             if item is None or not item.failed:
                 self.ledger.commit(sequence.id, sequence.computed)
-            if item is not None:
+            if item is not None or sequence.decoding:
                 del self._prefills[sequence.id]
                 self._decodes[sequence.id] = sequence
                 self._hopeless = False  # What it was promised until here is free for others.
+            if item is not None:
                 self._accept(sequence, item, now, finished)
 
     def _accept(self, sequence: Sequence, item: Sampled, now: float, finished: list[Finished]) -> None:

@@ -1,0 +1,36 @@
+"""Seeded worlds: random company, tiny pools, windows, aborts and failures, with every law checked in every step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worlds.world import Run, World
+
+SEEDS_PER_TEST = 25
+
+
+def run_worlds(first: int, count: int, sequences: int = 14) -> list[Run]:
+    runs = []
+    for seed in range(first, first + count):
+        run = Run(World.from_seed(seed, sequences))
+        try:
+            run.run()
+        except Exception as error:
+            error.add_note(f"in the world of seed {seed}")
+            raise
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.parametrize("first", range(0, 400, SEEDS_PER_TEST))
+def test_in_every_world_all_laws_hold_and_everybody_finishes_with_the_right_answer(first: int) -> None:
+    runs = run_worlds(first, SEEDS_PER_TEST)
+    # A world in which nothing happens proves nothing.
+    assert sum(run.preemptions for run in runs) > 0
+    assert sum(run.scheduler.prefix_hits for run in runs) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(10_000, 14_000, 200))
+def test_in_thousands_of_worlds_all_laws_hold(first: int) -> None:
+    assert len(run_worlds(first, 200, sequences=24)) == 200

@@ -1,0 +1,208 @@
+"""A small world from one seed: who arrives when, asks what, is aborted or fails; and the laws that are checked every step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from kveik.cache.layout import LayerGroup, blocks_at_most
+from kveik.cache.ledger import CacheLedger
+from kveik.config import ScheduleConfig
+from kveik.request.request import Request, SamplingParams
+from kveik.request.sequence import Sequence, Status
+from kveik.schedule.plan import StepOutcome, StepPlan
+from kveik.schedule.scheduler import Scheduler
+from tests.worlds.memory import MemoryExecutor, ideal_output
+
+EOS = 0
+VOCABULARY = 7
+SHAPES = ((None,), (None,), (None, 8), (None, 20), (5,), (None, 1, 13))
+"""Windows of the layer groups."""
+
+
+@dataclass
+class World:
+    """Everything drawn from the seed before the first step."""
+
+    chance: random.Random
+    groups: list[LayerGroup]
+    blocks: list[int]
+    block_size: int
+    max_model_len: int
+    limits: ScheduleConfig
+    caching: bool
+    arrivals: dict[int, list[Sequence]] = field(default_factory=dict)
+    """Step -> who arrives."""
+
+    @classmethod
+    def from_seed(cls, seed: int, sequences: int = 14) -> World:
+        chance = random.Random(seed)
+        block_size = chance.choice((4, 8, 8, 16, 16, 32, 64))
+        max_model_len = chance.randrange(24, 160)
+        chunk = chance.choice((1, 7, 16, 33, 64))
+        rows = chance.randrange(1, 7)
+        limits = ScheduleConfig(
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(rows, chance.choice((8, 16, 64, 128))),
+            prefill_chunk_size=chunk,
+            long_prefill_token_threshold=chance.choice((None, None, 3, 20)),
+            scheduling_policy=chance.choice(("fcfs", "priority")),
+            priority_ageing_seconds=chance.choice((2.0, 30.0, float("inf"))),
+            look_past=chance.choice((0, 1, 8)),
+            look_past_limit=chance.choice((0, 2, 64)),
+        )
+        groups = [LayerGroup((number,), 1, 4, window) for number, window in enumerate(chance.choice(SHAPES))]
+        least = [blocks_at_most(group, max_model_len, block_size, chunk) for group in groups]
+        extra = chance.choice((0, 0, 1, 3, 10, 60))
+        blocks = [count + chance.randrange(extra + 1) for count in least]
+        world = cls(chance, groups, blocks, block_size, max_model_len, limits, caching=chance.random() < 0.85)
+        world._draw_arrivals(sequences)
+        return world
+
+    def _draw_arrivals(self, sequences: int) -> None:
+        chance, made = self.chance, 0
+        bases = [[chance.randrange(1, VOCABULARY) for _ in range(self.max_model_len)] for _ in range(3)]
+        while made < sequences:
+            step, request = chance.randrange(60), self._draw_request(made, bases)
+            for choice in range(request.sampling.n):
+                sequence = Sequence.start(id=made, request=request, choice=choice, seed=0, arrived=float(step))
+                self.arrivals.setdefault(step, []).append(sequence)
+                made += 1
+
+    def _draw_request(self, number: int, bases: list[list[int]]) -> Request:
+        chance = self.chance
+        prefix = chance.choice(bases)[: chance.choice((0, 10, 16, 40, self.max_model_len))]
+        suffix = [chance.randrange(1, VOCABULARY) for _ in range(chance.choice((0, 1, 5, 30)))]
+        prompt = (prefix + suffix)[: self.max_model_len - 1] or [1]
+        room = self.max_model_len - len(prompt)
+        max_tokens = chance.randrange(1, min(room, chance.choice((1, 8, 90))) + 1)
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            n=chance.choice((1, 1, 1, 2, 4)),
+            ignore_eos=chance.random() < 0.5,
+            stop_token_ids=chance.choice(((), (), (3,))),
+            min_tokens=chance.choice((0, 0, max_tokens)),
+            prompt_logprobs=chance.choice((None, None, None, 1)),
+        )
+        return Request(
+            id=f"r{number}",
+            prompt=tuple(prompt),
+            sampling=sampling,
+            priority=chance.choice((0, 0, 1, 5)),
+            tenant=chance.choice((b"", b"", b"t")),
+            cache_salt=chance.choice((None, None, "x")),
+        )
+
+
+class Run:
+    """One world under the real scheduler and ledger."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.ledger = CacheLedger(
+            world.groups,
+            world.blocks,
+            block_size=world.block_size,
+            rows=world.limits.max_num_seqs,
+            max_model_len=world.max_model_len,
+            max_chunk=world.limits.prefill_chunk_size,
+            enable_prefix_caching=world.caching,
+        )
+        self.scheduler = Scheduler(self.ledger, world.limits, world.max_model_len, frozenset({EOS}))
+        self.executor = MemoryExecutor(
+            world.groups, world.blocks, self.ledger, vocabulary=VOCABULARY, caching=world.caching
+        )
+        self.everybody: list[Sequence] = []
+        self.preemptions = 0
+        self.steps = 0
+
+    def run(self) -> None:
+        world = self.world
+        work = sum(len(one.tokens) + one.sampling.max_tokens for ones in world.arrivals.values() for one in ones)
+        while self.steps < 60 or self.scheduler.has_work:
+            assert self.steps < 60 + 20 * work, "the world does not come to an end"
+            self.step()
+        self._check_end()
+
+    def step(self) -> None:
+        now = float(self.steps)
+        for sequence in self.world.arrivals.get(self.steps, ()):
+            self.scheduler.add(sequence)
+            self.everybody.append(sequence)
+        self._disturb()
+        before = {one.id: one for one in self.everybody if one.status is Status.RUNNING}
+        decoding = {id_ for id_, one in before.items() if one.decoding}
+        plan = self.scheduler.plan(now)
+        self.scheduler.check()
+        self._check_plan(plan, before, decoding)
+        outcome = self._execute(plan)
+        self.scheduler.settle(plan, outcome, now)
+        self.scheduler.check()
+        self.preemptions += len(plan.preempted)
+        self.steps += 1
+
+    def _disturb(self) -> None:
+        """Somebody hangs up, or an operator empties the cache."""
+        chance = self.world.chance
+        if self.everybody and chance.random() < 0.05:
+            self.scheduler.abort(chance.choice(self.everybody).id)
+        if chance.random() < 0.02:
+            self.ledger.reset()
+        self.scheduler.check()
+
+    def _execute(self, plan: StepPlan) -> StepOutcome:
+        chance = self.world.chance
+        outcome = self.executor.run(plan, self.scheduler.sequence, lambda _: chance.random() < 0.003)
+        # Somebody hangs up while the step runs.
+        if plan.chunks and chance.random() < 0.03:
+            assert self.scheduler.abort(chance.choice(plan.chunks).sequence_id)
+            self.scheduler.check()
+        return outcome
+
+    def _check_plan(self, plan: StepPlan, before: dict[int, Sequence], decoding: set[int]) -> None:
+        limits = self.world.limits
+        assert plan.tokens <= limits.max_num_batched_tokens
+        assert plan.tokens - plan.decodes <= limits.prefill_chunk_size
+        ids = [chunk.sequence_id for chunk in plan.chunks]
+        assert len(set(ids)) == len(ids), "a sequence has two chunks"
+        # Law 5: every running decode has its token, ahead of all prefill.
+        assert set(ids[: plan.decodes]) == decoding - set(plan.preempted)
+        assert all(chunk.count == 1 and chunk.samples for chunk in plan.chunks[: plan.decodes])
+        for chunk in plan.chunks[plan.decodes :]:
+            assert chunk.count <= (limits.long_prefill_token_threshold or chunk.count)
+        # Law 6: whoever is first among the running ones makes progress.
+        if before:
+            first = min(before.values(), key=self._rank)
+            if not plan.admitted or limits.scheduling_policy == "fcfs":
+                assert first.id in ids, "the first one stands still"
+        assert not set(plan.preempted) & set(plan.admitted)
+
+    def _rank(self, sequence: Sequence) -> tuple[float, int]:
+        if self.world.limits.scheduling_policy == "fcfs":
+            return (0.0, sequence.admission)
+        return (sequence.request.priority + sequence.arrived / self.world.limits.priority_ageing_seconds, sequence.id)
+
+    def _check_end(self) -> None:
+        for usage in self.ledger.usage:
+            assert usage.held == 0
+            assert usage.free + usage.cached == usage.total
+        if not self.world.caching:
+            assert all(usage.cached == 0 for usage in self.ledger.usage), "a private block outlived its request"
+        hits = sum(one.cached_tokens for one in self.everybody if one.cached_tokens is not None)
+        assert self.scheduler.prefix_hits == hits
+        admitted = [one for one in self.everybody if one.cached_tokens is not None]
+        assert self.scheduler.prefix_queries == sum(one.prompt_length for one in admitted)
+        for one in self.everybody:
+            assert one.status is Status.FINISHED
+            self._check_answer(one)
+
+    def _check_answer(self, one: Sequence) -> None:
+        ideal = ideal_output(one.request, self.world.caching, EOS, VOCABULARY)
+        if one.finish_reason in ("stop", "length"):
+            assert one.output == ideal, "the answer depends on cache or company"
+            # Law 10: what was not found was computed, once.
+            if one.preemptions == 0:
+                assert one.cached_tokens is not None
+                assert self.executor.computed[one.id] == one.length - 1 - one.cached_tokens
+        else:
+            assert one.output == ideal[: one.output_count]
