@@ -1,1 +1,4 @@
-"""The OpenAI door: protocol (shapes) · translate (pure) · routes · sse · app · auth; page/ (static files)."""
+"""The OpenAI door: protocol (shapes), translate (pure), routes, sse, auth, app.
+
+It sees the engine only through `engine.stream`.
+"""

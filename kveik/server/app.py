@@ -1,0 +1,110 @@
+"""The application: routes, keys, the one place where errors become answers, and one log line per call."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kveik import __version__
+from kveik.errors import Broken, KveikError
+from kveik.server import info, routes
+from kveik.server.auth import OPEN_PATHS, Authenticate, Tenants
+from kveik.server.envelope import INTERNAL, error_response, json_response, shape
+from kveik.server.openapi import App
+from kveik.server.state import ServerState, Traffic
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("kveik.access")
+
+CLIENT_GONE = 499
+"""nginx's status for a client that left before the answer; only the log ever sees it."""
+
+_HTTP_MESSAGES = {404: "There is no such path; GET /docs lists them.", 405: "The path does not take this method."}
+
+DESCRIPTION = """OpenAI's API, with vLLM's extras, over a paged, shared and explainable key/value cache.
+
+With `--api-key` set, every path needs `Authorization: Bearer KEY`, except `/`, `/status`, `/health`, `/metrics`, `/version`,
+`/docs` and `/openapi.json`, which stay open for people, probes and scrapers.
+"""
+
+
+def create_app(state: ServerState) -> App:
+    """The ASGI application over one engine."""
+    app = App(title="kveik", version=__version__, description=DESCRIPTION, redoc_url=None, redirect_slashes=False)
+    app.state.server = state
+    app.include_router(routes.router)
+    app.include_router(info.router)
+    app.add_exception_handler(KveikError, _known)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_middleware(Authenticate, tenants=Tenants(state.config.api_key, state.secret))
+    # Added last, so it stands outside of everything else.
+    app.add_middleware(Watch, traffic=state.traffic)
+    return app
+
+
+async def _known(request: Request, error: Exception) -> Response:
+    assert isinstance(error, KveikError)
+    if isinstance(error, Broken):
+        log.error("A call failed: %s", error.message)
+    return error_response(error)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    # Starlette's own refusals: 404 and 405, with Allow in the headers.
+    assert isinstance(error, HTTPException)
+    message = _HTTP_MESSAGES.get(error.status_code, "The request cannot be answered.")
+    return json_response(shape(message, error.status_code), status=error.status_code, headers=error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    return json_response(shape("The path or query of the request is not valid.", 400), status=400)
+
+
+class Watch:
+    """ASGI: counts calls, writes the access log, and answers what nobody foresaw with 500 and no details.
+
+    One line per call, without query, body or key; calls on open paths (probes, scrapers, the page) only at debug level.
+    """
+
+    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+        self._app = app
+        self._traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        started, counted = time.monotonic(), scope["path"] not in OPEN_PATHS
+        self._traffic.calls += counted
+        try:
+            await self._app(scope, receive, noting)
+        except ClientDisconnect:
+            status = CLIENT_GONE
+        except Exception:
+            log.exception("A call failed in a way that nobody foresaw.")
+            if not status:
+                await error_response(INTERNAL)(scope, receive, noting)
+        finally:
+            self._traffic.calls -= counted
+            _log_access(scope, status, time.monotonic() - started, logging.INFO if counted else logging.DEBUG)
+
+
+def _log_access(scope: Scope, status: int, seconds: float, level: int) -> None:
+    # The raw path: decoded, it could hold line breaks and forge log lines.
+    path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:100]
+    client = (scope.get("client") or ("-",))[0]
+    access.log(level, "%s %s %s %d %.0f ms", client, scope["method"], path, status, 1000 * seconds)

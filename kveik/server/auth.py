@@ -1,0 +1,116 @@
+"""Who is asking: API keys, and the tenant that each stands for. A key is never stored, compared or logged as such.
+
+A tenant is HMAC-SHA256(server secret, key): stable over restarts as long as the secret file stays, and useless for guessing
+keys without it. Two keys are two tenants, and tenants never share cache blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kveik.errors import BadValue, NotAuthorized, Unreachable
+from kveik.server.envelope import error_response
+
+log = logging.getLogger(__name__)
+
+SECRET_BYTES = 32
+OPEN_PATHS = frozenset({"/", "/status", "/health", "/metrics", "/version", "/docs", "/openapi.json"})
+"""Paths that need no key: for people, probes and scrapers. They tell counts and names, never a request's content."""
+
+
+def tenant_secret(path: Path) -> bytes:
+    """The secret in the file; made there, readable by its owner alone, where there is none yet.
+
+    Safe against a second server that starts at the same moment: whoever links first wins, and both read the same file.
+
+    Raises:
+        Unreachable: the file can neither be read nor made.
+        BadValue: the file holds fewer than 16 bytes.
+    """
+    try:
+        if not path.exists():
+            _make_secret(path)
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise Unreachable(f"The secret of --tenant-secret-file cannot be read or made: {error.strerror}.") from error
+    if len(secret) < 16:
+        raise BadValue(
+            f"The secret of --tenant-secret-file has {len(secret)} bytes; it needs at least 16.", param="tenant_secret_file"
+        )
+    if path.stat().st_mode & 0o077:
+        log.warning("The tenant secret is readable by others than its owner; chmod 600 keeps it one.")
+    return secret
+
+
+def _make_secret(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_hex(SECRET_BYTES).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        # A link fails where the file exists by now; a rename would replace the secret that another server has read.
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            log.debug("Another server made the tenant secret first.")
+    finally:
+        draft.unlink()
+
+
+class Tenants:
+    """The keys that may ask. Without any, everybody may, as the one tenant b\"\"."""
+
+    def __init__(self, keys: Sequence[str], secret: bytes) -> None:
+        self._secret = secret
+        self._digests = tuple(self._digest(key.encode()) for key in keys)
+
+    def tenant(self, authorization: str | None) -> bytes:
+        """The tenant behind an Authorization header.
+
+        Raises:
+            NotAuthorized: keys are configured, and the header holds none of them.
+        """
+        if not self._digests:
+            return b""
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise NotAuthorized("This server needs an API key: send it as 'Authorization: Bearer KEY'.")
+        presented = self._digest(key.strip().encode())
+        # Every digest is compared, each in constant time, so that the time taken says nothing about any key.
+        known = [hmac.compare_digest(presented, digest) for digest in self._digests]
+        if not any(known):
+            raise NotAuthorized("The API key is not one of this server's.")
+        return presented
+
+    def _digest(self, key: bytes) -> bytes:
+        return hmac.digest(self._secret, key, hashlib.sha256)
+
+
+class Authenticate:
+    """ASGI: lets nobody past without a key, except to the open paths; writes the tenant into the request's state."""
+
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                tenant = self._tenants.tenant(Headers(scope=scope).get("authorization"))
+            except NotAuthorized as error:
+                await error_response(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)

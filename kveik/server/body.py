@@ -1,0 +1,107 @@
+"""From the bytes of a request body to a checked shape: size while reading, media type, strict JSON, fields."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from email.message import Message
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from kveik.errors import BadValue, BodyStalled, BodyTooLarge, Overloaded, WrongMediaType
+from kveik.server.limits import MAX_BODIES_AT_ONCE, RETRY_AFTER_SECONDS
+
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class BodyBudget:
+    """Bytes of bodies that all calls together hold while reading. Bounded, so that uploads cannot fill the memory."""
+
+    body_bytes: int
+    """Bytes of one body at most."""
+
+    stall_seconds: float
+    """Seconds that a body may take to arrive."""
+
+    held_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.body_bytes * MAX_BODIES_AT_ONCE
+
+
+async def read_body(request: Request, shape: type[Shape], budget: BodyBudget) -> tuple[Shape, int]:
+    """The body as a `shape`, and its size in bytes.
+
+    Raises:
+        WrongMediaType, BodyTooLarge, BodyStalled, Overloaded: before or while reading.
+        BadValue: it is no JSON object of that shape; the message names the field and repeats nothing of the input.
+        starlette.requests.ClientDisconnect: the client left before the body's end.
+    """
+    check_media_type(request.headers)
+    body = await _read(request, budget)
+    return parse(body, shape), len(body)
+
+
+def check_media_type(headers: Headers) -> None:
+    """JSON by name (application/json or anything +json), in UTF-8, not compressed."""
+    declared = Message()
+    declared["content-type"] = headers.get("content-type", "")
+    media_type = declared.get_content_type() if headers.get("content-type") else ""
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise WrongMediaType
+    if (declared.get_content_charset() or "utf-8") not in ("utf-8", "utf8", "us-ascii"):
+        raise WrongMediaType
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise WrongMediaType
+
+
+async def _read(request: Request, budget: BodyBudget) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > budget.body_bytes:
+        raise BodyTooLarge(allowed=budget.body_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(budget.stall_seconds):
+            # The header may be absent or lie, so the limit holds for what really arrives.
+            async for part in request.stream():
+                body += part
+                budget.held_bytes += len(part)
+                if len(body) > budget.body_bytes:
+                    raise BodyTooLarge(allowed=budget.body_bytes)
+                if budget.held_bytes > budget.total_bytes:
+                    raise Overloaded("Too many large requests are being read at once.", retry_after=RETRY_AFTER_SECONDS)
+    except TimeoutError as error:
+        raise BodyStalled(seconds=budget.stall_seconds) from error
+    finally:
+        budget.held_bytes -= len(body)
+    return bytes(body)
+
+
+def parse(body: bytes, shape: type[Shape]) -> Shape:
+    """Strict JSON (no NaN, no Infinity, UTF-8, nested at most 200 deep), an object, of the given shape.
+
+    Of duplicate keys the last one counts, as everywhere.
+    """
+    try:
+        content = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadValue(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise BadValue("The body must be a JSON object.")
+    try:
+        return shape.model_validate(content)
+    except ValidationError as error:
+        raise _field_error(error.errors(include_input=False, include_url=False, include_context=False)[0]) from error
+
+
+def _field_error(details: ErrorDetails) -> BadValue:
+    # Deeper locations may hold keys of the client's; the field's own name is enough to find the fault.
+    field = str(details["loc"][0]) if details["loc"] else None
+    where = f"{field}: " if field else ""
+    return BadValue(f"{where}{details['msg'].rstrip('.')}.", param=field)

@@ -1,0 +1,52 @@
+"""The one shape that every error takes on its way out: {'error': {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from kveik.errors import Broken, KveikError, Overloaded
+
+INTERNAL = Broken("The server failed to answer this request; its log says why.")
+"""What a client learns of an exception that nobody foresaw."""
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+def envelope(error: KveikError) -> dict[str, object]:
+    """The error as OpenAI's clients read it."""
+    return shape(error.message, error.status, param=error.param, code=error.code)
+
+
+def shape(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    """The envelope from its parts. `type` follows from the HTTP status."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: KveikError) -> Response:
+    """The error as an HTTP answer, with Retry-After where trying again makes sense."""
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, error.retry_after))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(envelope(error), status=error.status, headers=headers)
+
+
+def json_response(content: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Strict JSON: a NaN or an infinity here is a fault of ours and raises ValueError."""
+    return Response(json_bytes(content), status_code=status, headers=headers, media_type="application/json")
+
+
+def json_bytes(content: object) -> bytes:
+    """Compact UTF-8. A lone surrogate, which UTF-8 cannot carry, becomes a question mark rather than an error."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")

@@ -1,0 +1,158 @@
+"""The paths that tell rather than generate: models, tokens, health, metrics, version, and the page for people."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from kveik import __version__
+from kveik.errors import BadValue, Broken, ModelNotFound
+from kveik.server.body import read_body
+from kveik.server.envelope import json_response
+from kveik.server.foreign import refuse_foreign
+from kveik.server.openapi import BODY_ERRORS, errors, takes
+from kveik.server.prompts import Model, chat_prompt, check_tokens
+from kveik.server.protocol import DetokenizeAnswer, DetokenizeBody, ModelCard, ModelList, TokenizeAnswer, TokenizeBody
+from kveik.server.state import ServerState
+from kveik.server.translate import served_name
+
+router = APIRouter()
+
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
+    "x-content-type-options": "nosniff",
+}
+
+
+def _state(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+@router.get("/v1/models", tags=["models"], response_model=ModelList, responses=errors(401))
+async def models(request: Request) -> Response:
+    """The names that the model is served under."""
+    state = _state(request)
+    return json_response({"object": "list", "data": [_card(name, state) for name in state.names]})
+
+
+@router.get("/v1/models/{name:path}", tags=["models"], response_model=ModelCard, responses=errors(401, 404))
+async def model(request: Request, name: str) -> Response:
+    """One of them."""
+    state = _state(request)
+    if name not in state.names:
+        raise ModelNotFound(name, state.names)
+    return json_response(_card(name, state))
+
+
+def _card(name: str, state: ServerState) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "kveik",
+        "root": state.names[0],
+        "max_model_len": state.max_model_len,
+    }
+
+
+@router.post(
+    "/tokenize", tags=["tokens"], response_model=TokenizeAnswer, responses=BODY_ERRORS, openapi_extra=takes(TokenizeBody)
+)
+async def tokenize(request: Request) -> Response:
+    """A prompt, or the messages of a chat, as the token ids that the model would read."""
+    state = _state(request)
+    body, size = await read_body(request, TokenizeBody, state.bodies)
+    tokens = await state.off_loop(partial(_tokens, body, state.model), size)
+    return json_response({"count": len(tokens), "max_model_len": state.max_model_len, "tokens": tokens})
+
+
+def _tokens(body: TokenizeBody, model: Model) -> list[int]:
+    served_name(body.model, model)
+    refuse_foreign(body.model_extra or {})
+    if (body.prompt is None) == (body.messages is None):
+        raise BadValue("Give either prompt or messages.", param="prompt")
+    if body.prompt is None:
+        return chat_prompt(body, model)
+    return model.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False)
+
+
+@router.post(
+    "/detokenize", tags=["tokens"], response_model=DetokenizeAnswer, responses=BODY_ERRORS, openapi_extra=takes(DetokenizeBody)
+)
+async def detokenize(request: Request) -> Response:
+    """Token ids as text, special tokens included."""
+    state = _state(request)
+    body, size = await read_body(request, DetokenizeBody, state.bodies)
+    return json_response({"prompt": await state.off_loop(partial(_text, body, state.model), size)})
+
+
+def _text(body: DetokenizeBody, model: Model) -> str:
+    served_name(body.model, model)
+    check_tokens(body.tokens, model.tokenizer.vocab_size, "tokens")
+    return model.tokenizer.decode(body.tokens, skip_special=False)
+
+
+@router.get("/health", tags=["operation"], responses=errors(500, 503))
+async def health(request: Request) -> Response:
+    """200 while requests are taken, 503 while the server drains, 500 when the engine has stopped."""
+    state = _state(request)
+    state.traffic.check_open()
+    if not state.alive():
+        raise Broken("The engine has stopped; the server must be started again.")
+    return json_response({"status": "ok"})
+
+
+@router.head("/health", include_in_schema=False)
+async def health_head(request: Request) -> Response:
+    """The same without a body, for probes that ask so."""
+    return await health(request)
+
+
+@router.get("/metrics", tags=["operation"], responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format. Needs no key."""
+    return Response(_state(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/version", tags=["operation"])
+async def version() -> dict[str, str]:
+    """The server's version."""
+    return {"version": __version__}
+
+
+@router.get("/status", include_in_schema=False)
+async def status(request: Request) -> Response:
+    """The live numbers of the page at /."""
+    state = _state(request)
+    return json_response({"draining": state.traffic.draining, "counts": dict(state.counts())})
+
+
+@router.get("/", include_in_schema=False)
+async def page(request: Request) -> Response:
+    """What this is, for people who open the address in a browser."""
+    return HTMLResponse(_page(_state(request)), headers=PAGE_HEADERS)
+
+
+def _page(state: ServerState) -> str:
+    source = importlib.resources.files("kveik.server").joinpath("page", "index.html").read_text("utf-8")
+    # The name stands in HTML text and inside a JSON string of a shell command; both need their own escapes.
+    name = state.names[0]
+    values = {
+        "{{model}}": html.escape(name),
+        "{{model_json}}": html.escape(json.dumps(name).replace("'", "\\u0027")),
+        "{{version}}": html.escape(__version__),
+        "{{max_model_len}}": str(state.max_model_len),
+        "{{endpoint}}": "chat/completions" if state.chat_template else "completions",
+        "{{ask}}": '"messages": [{"role": "user", "content": "Hello"}]' if state.chat_template else '"prompt": "Hello"',
+        "{{key}}": ' \\\n  -H "Authorization: Bearer $KEY"' if state.config.api_key else "",
+    }
+    for mark, value in values.items():
+        source = source.replace(mark, value)
+    return source

@@ -1,0 +1,62 @@
+"""What the OpenAPI page says of bodies that the routes read themselves, and of the errors that every path can give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from kveik.server.protocol import ChatBody, CompletionBody, DetokenizeBody, ErrorAnswer, TokenizeBody
+
+BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+_REFERENCE = "#/components/schemas/{model}"
+_MEANINGS = {
+    400: "The request asks for something that cannot be done; the message says what would work.",
+    401: "No API key, or a wrong one.",
+    404: "No such path, or no such model.",
+    405: "The path exists, the method does not.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    429: "The queue is full; Retry-After says when to come back.",
+    500: "The server failed.",
+    503: "The server is stopping; Retry-After says when to come back.",
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def errors(*statuses: int) -> Responses:
+    """The `responses` of a route: these statuses, each with the envelope."""
+    return {status: {"model": ErrorAnswer, "description": _MEANINGS[status]} for status in statuses}
+
+
+GENERATION_ERRORS = errors(400, 401, 404, 408, 413, 415, 429, 500, 503)
+BODY_ERRORS = errors(400, 401, 404, 408, 413, 415, 429, 500)
+
+
+def streamed(answer: type[BaseModel]) -> Responses:
+    """An answer that comes whole or, on demand, as events."""
+    event_stream = {"text/event-stream": {"schema": {"type": "string", "description": "Chunks, then data: [DONE]"}}}
+    return {200: {"model": answer, "content": event_stream, "description": "The answer, or its stream"}}
+
+
+def takes(body: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads such a body."""
+    reference = {"$ref": _REFERENCE.format(model=body.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+class App(FastAPI):
+    """FastAPI, whose OpenAPI page also knows the bodies that the routes read by themselves."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The schema, made once."""
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            _, definitions = models_json_schema([(body, "validation") for body in BODIES], ref_template=_REFERENCE)
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            self.openapi_schema = schema
+        return self.openapi_schema

@@ -1,0 +1,160 @@
+"""Prompts and messages as token ids. Pure, but for the time it takes: long text belongs into a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kveik.errors import BadValue, PromptTooLong, Unsupported
+from kveik.server.limits import MAX_PROMPTS
+from kveik.server.protocol import ChatBody, TokenizeBody
+from kveik.text.chat import ChatTemplate, chat_tokens
+from kveik.text.tokenizer import Tokenizer
+
+TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
+"""Template variables that `chat_template_kwargs` may not overwrite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What the door must know of the model behind it."""
+
+    names: tuple[str, ...]
+    """The names it is served under; the first is the one that answers carry by default."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    max_model_len: int
+    """Tokens of prompt and output together."""
+
+    special_tokens_in_content: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, and the text that an echo of it shows, where one was asked for."""
+
+    tokens: tuple[int, ...]
+    text: str = ""
+
+
+def check_tokens(tokens: list[Any], vocab: int, param: str) -> None:
+    """Every entry is an id of the vocabulary.
+
+    Raises:
+        BadValue: one is not.
+    """
+    for token in tokens:
+        # bool is an int in Python, but no token id.
+        if type(token) is not int:
+            raise BadValue(f"{param} mixes token ids with something else.", param=param)
+        if not 0 <= token < vocab:
+            raise BadValue(f"{param} holds a token id outside the vocabulary, [0, {vocab}).", param=param)
+
+
+def completion_prompts(prompt: object, model: Model, *, add_special: bool, echo: bool) -> list[Prompt]:
+    """A string, a list of strings, a list of ids or a list of lists of ids.
+
+    Raises:
+        BadValue: it is nothing of the kind, is empty, or holds ids that the vocabulary has not.
+        PromptTooLong: one has more tokens than the context.
+    """
+    return [_one_prompt(item, model, add_special, echo) for item in _as_list(prompt)]
+
+
+def _as_list(prompt: object) -> list[Any]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise BadValue(
+            "prompt must be a string, strings in a list, a list of token ids or a list of such lists.", param="prompt"
+        )
+    if not prompt:
+        raise BadValue("prompt is an empty list; at least 1 prompt is needed.", param="prompt")
+    if not isinstance(prompt[0], str | list):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise BadValue(f"prompt holds {len(prompt)} prompts; at most {MAX_PROMPTS} go into one call.", param="prompt")
+    if any(type(item) is not type(prompt[0]) for item in prompt):
+        raise BadValue("prompt mixes strings with lists of token ids.", param="prompt")
+    return prompt
+
+
+def _one_prompt(item: str | list[Any], model: Model, add_special: bool, echo: bool) -> Prompt:
+    if isinstance(item, str):
+        tokens = model.tokenizer.encode(item, add_special=add_special)
+        check_prompt(tokens, model, "prompt")
+        return Prompt(tuple(tokens), item)
+    # The length first: it is cheap, and bounds the look at every id.
+    check_prompt(item, model, "prompt")
+    check_tokens(item, model.tokenizer.vocab_size, "prompt")
+    return Prompt(tuple(item), model.tokenizer.decode(item) if echo else "")
+
+
+def check_prompt(tokens: list[Any], model: Model, param: str) -> None:
+    """At least one token, and no more than the context holds."""
+    if not tokens:
+        raise BadValue("The prompt is empty: it has 0 tokens, and at least 1 is needed.", param=param)
+    if len(tokens) > model.max_model_len:
+        raise PromptTooLong(tokens=len(tokens), allowed=model.max_model_len, param=param)
+
+
+def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Model, param: str) -> int:
+    """How many new tokens may follow a prompt of `tokens`. `default` counts where the caller wants no certain number.
+
+    Raises:
+        PromptTooLong: the context cannot hold both.
+    """
+    room = model.max_model_len - tokens
+    if wanted is None and room > 0:
+        return room if default is None else min(default, room)
+    if wanted is None or wanted > room:
+        raise PromptTooLong(tokens=tokens, allowed=model.max_model_len, wanted=wanted or 1, param=param)
+    return wanted
+
+
+def chat_prompt(body: ChatBody | TokenizeBody, model: Model) -> list[int]:
+    """The messages through the model's chat template.
+
+    Raises:
+        Unsupported: the model has no chat template.
+        BadValue: the messages are malformed, or the template refuses them in its own words.
+    """
+    if model.chat_template is None:
+        raise Unsupported(
+            "This model has no chat template; start the server with --chat-template FILE, or use /v1/completions."
+        )
+    generate, go_on = _turn(body.add_generation_prompt, body.continue_final_message)
+    try:
+        return chat_tokens(
+            model.chat_template,
+            model.tokenizer,
+            body.messages or [],
+            tools=body.tools or None,
+            add_generation_prompt=generate,
+            continue_final_message=go_on,
+            variables=_variables(body.chat_template_kwargs),
+            special_tokens_in_content=model.special_tokens_in_content,
+        )
+    except BadValue as error:
+        error.param = error.param or "messages"
+        raise
+
+
+def _turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> tuple[bool, bool]:
+    """(whether to open the assistant's turn, whether to go on with the last message); never both."""
+    if add_generation_prompt and continue_final_message:
+        raise BadValue(
+            "add_generation_prompt and continue_final_message exclude each other; set one of them to false.",
+            param="continue_final_message",
+        )
+    go_on = bool(continue_final_message)
+    return (not go_on if add_generation_prompt is None else add_generation_prompt), go_on
+
+
+def _variables(kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    taken = TEMPLATE_OWN.intersection(kwargs or {})
+    if taken:
+        raise BadValue(f"chat_template_kwargs may not set {sorted(taken)[0]}.", param="chat_template_kwargs")
+    return kwargs or {}

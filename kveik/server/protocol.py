@@ -1,0 +1,258 @@
+"""The shapes of OpenAI's bodies, with vLLM's extras. Strict: a number in quotes is no number.
+
+Unknown fields are kept aside (`model_extra`), so that `translate` can refuse those that it knows and ignore the rest.
+Prompts and bias entries are checked by hand there: their caps must hold before each of a million entries gets an error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from kveik.request.request import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SALT_CHARACTERS, MAX_STOPS
+from kveik.server.limits import (
+    MAX_DETOKENIZE_TOKENS,
+    MAX_MESSAGES,
+    MAX_PRIORITY,
+    MAX_PROMPTS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOOLS,
+)
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+PromptField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+                _IDS,
+                {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ]
+        }
+    ),
+]
+BiasField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "propertyNames": {"pattern": "^[0-9]+$"},
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                    "maxProperties": MAX_LOGIT_BIAS,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+Stops = Annotated[list[str], Field(max_length=MAX_STOPS)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    model: str | None = None
+    """One of the served names; absent: the first."""
+
+
+class StreamOptions(BaseModel):
+    """How a stream ends."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    """Send one more chunk, without choices, that holds the usage."""
+
+
+class GenerationBody(_Body):
+    """What both endpoints understand."""
+
+    max_tokens: int | None = Field(None, ge=0, le=1 << 30)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | Stops | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: BiasField = None
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 30)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=1 << 30)
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: PromptField
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    add_special_tokens: bool | None = None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class TokenizeBody(_Body):
+    """POST /tokenize: a prompt, or the messages of a chat."""
+
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class DetokenizeBody(_Body):
+    """POST /detokenize."""
+
+    tokens: list[int] = Field(max_length=MAX_DETOKENIZE_TOKENS)
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens of one call: every prompt once, the new tokens of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class _Answer(BaseModel):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage
+
+
+class CompletionAnswer(_Answer):
+    object: str
+    choices: list[CompletionChoice]
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatLogprob] | None
+
+
+class ChatMessage(BaseModel):
+    role: str
+    content: str | None
+    refusal: str | None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class ChatAnswer(_Answer):
+    object: str
+    choices: list[ChatChoice]
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: str
+    data: list[ModelCard]
+
+
+class TokenizeAnswer(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeAnswer(BaseModel):
+    prompt: str
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """What every error looks like."""
+
+    error: ErrorDetail

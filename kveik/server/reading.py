@@ -1,0 +1,84 @@
+"""Reading the engine's streams for as long as somebody listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from kveik.engine.stream import Stream
+from kveik.server.answer import ChoiceParts, parts_of
+from kveik.server.translate import Call
+
+Result = TypeVar("Result")
+Take = Callable[[ChoiceParts], Awaitable[None]]
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Do the work, but not for longer than the client stays. The request's body must have been read before.
+
+    Raises:
+        starlette.requests.ClientDisconnect: the client left first; the work was cancelled.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_departure(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def read_parts(call: Call, streams: Sequence[Stream], take: Take) -> None:
+    """Hand over every choice's news as they come, all prompts at once; returns after the last choice's last.
+
+    While `take` waits for a slow client, nobody reads that stream: its own buffer bounds what piles up.
+
+    Raises:
+        Broken: a choice failed inside the engine.
+        Exception: whatever `take` raised.
+    """
+    if len(streams) == 1:
+        await _read_one(call, 0, streams[0], take)
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for prompt, stream in enumerate(streams):
+                group.create_task(_read_one(call, prompt, stream, take))
+    except BaseExceptionGroup as failures:
+        # The first one is why the others were given up.
+        raise failures.exceptions[0] from None
+
+
+async def _read_one(call: Call, prompt: int, stream: Stream, take: Take) -> None:
+    begun: set[int] = set()
+    async for delta in stream.deltas():
+        first = delta.choice not in begun
+        begun.add(delta.choice)
+        await take(parts_of(delta, call, prompt, stream, first=first))
+
+
+async def read_whole(call: Call, streams: Sequence[Stream]) -> list[ChoiceParts]:
+    """Every choice, complete, in the order of their indices.
+
+    Raises:
+        Broken: one of them failed inside the engine.
+    """
+    news: list[list[ChoiceParts]] = [[] for _ in range(len(streams) * call.n)]
+
+    async def take(parts: ChoiceParts) -> None:
+        news[parts.index].append(parts)
+
+    await read_parts(call, streams, take)
+    return [ChoiceParts.joined(index, parts) for index, parts in enumerate(news)]

@@ -1,0 +1,172 @@
+"""Uvicorn around the application: a port, signals, and a stop that lets running requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from kveik.config import ServerConfig
+from kveik.errors import Unreachable
+from kveik.server.openapi import App
+from kveik.server.state import ServerState, Traffic
+from kveik.server.wire import HttpProtocol
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+FAREWELL_SECONDS = 5
+"""How long aborted calls have for their last words before their connections are cut."""
+
+_POLL_SECONDS = 0.02
+
+
+def serve(app: App, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, then drain; a second signal aborts what still runs.
+
+    `on_ready` gets the address once connections are taken. Blocks; call it in the main thread, where signals arrive.
+
+    Raises:
+        Unreachable: the port cannot be had.
+    """
+    HttpServer(app, config, on_ready).run()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 lets the system choose.
+
+    Raises:
+        Unreachable: the address does not exist, or the port is taken or not allowed.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise Unreachable(f"The host {host} cannot be resolved; give an address of this machine with --host.") from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise Unreachable(
+            f"Port {port} on {host} cannot be listened on ({error.strerror}); choose another with --port."
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+class HttpServer:
+    """One server and its stop. `run` blocks; `stop` may come from any thread, any number of times."""
+
+    def __init__(self, app: App, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+        self._app = app
+        self._config = config
+        self._on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stops = 0
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def run(self) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            Unreachable: the port cannot be had.
+        """
+        sock = listen(self._config.host, self._config.port)
+        server = _Uvicorn(_uvicorn_config(self._app))
+        with contextlib.closing(sock), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(self._main(server, sock))
+
+    def stop(self) -> None:
+        """Drain and end; the second time, without waiting for running requests."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_stop)
+
+    def _on_stop(self) -> None:
+        self._stops += 1
+        self._stop.set()
+        if self._stops > 1:
+            self._hurry.set()
+
+    async def _main(self, server: uvicorn.Server, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        with _signals(self._loop, self._on_stop):
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            while not server.started and not serving.done():
+                await asyncio.sleep(_POLL_SECONDS)
+            self._on_ready(_url(self._config.host, sock))
+            await self._stop.wait()
+            await self._drain()
+            server.should_exit = True
+            await serving
+
+    async def _drain(self) -> None:
+        """Refuse new calls, let the open ones end, abort what lasts too long."""
+        state: ServerState = self._app.state.server
+        traffic = state.traffic
+        traffic.draining = True
+        log.info("Stopping: %d calls are open, and have %g s to end.", traffic.calls, self._config.drain_seconds)
+        await self._quiet(traffic, self._config.drain_seconds, self._hurry)
+        if traffic.calls:
+            log.info("Aborting %d calls.", traffic.calls)
+            traffic.abort()
+            await self._quiet(traffic, FAREWELL_SECONDS, asyncio.Event())
+
+    async def _quiet(self, traffic: Traffic, seconds: float, hurry: asyncio.Event) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while traffic.calls and not hurry.is_set():
+                    await asyncio.sleep(_POLL_SECONDS)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its own signal handling, which would close the port before the calls have ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(app: App) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=FAREWELL_SECONDS,
+    )
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Iterator[None]:
+    # Signals reach the main thread only; a server in another one is stopped by `stop`.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _url(host: str, sock: socket.socket) -> str:
+    port = sock.getsockname()[1]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{reachable}:{port}"
