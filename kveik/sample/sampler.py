@@ -19,8 +19,10 @@ from kveik.request.sequence import Sequence as RequestSequence
 from kveik.sample.chance import uniforms
 from kveik.sample.draw import Filters, draw
 from kveik.sample.edits import LogitEdits, edited
-from kveik.sample.logprobs import RawRows, as_rows
+from kveik.sample.logprobs import RawRows, as_rows, prompt_logprobs
 from kveik.sample.tiles import Ints, TiledLogits
+
+__all__ = ["Choice", "Sampler", "prompt_logprobs"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,196 @@
+"""What the engine tells its readers, as frozen values. Knows neither who reads nor how; carries no text and no token.
+
+arrived → admitted → first token → finished          once per request or choice, as each says
+    ↘ refused         ↑ preempted                    stepped: once per step
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from kveik.errors import (
+    BadValue,
+    BodyTooLarge,
+    DoesNotFit,
+    ModelNotFound,
+    NotAuthorized,
+    Overloaded,
+    PromptTooLong,
+    Refused,
+    Unsupported,
+)
+
+FinishedReason = Literal["stop", "length", "abort", "error"]
+FINISHED_REASONS: tuple[FinishedReason, ...] = get_args(FinishedReason)
+
+RefusedReason = Literal[
+    "bad_value",
+    "body_too_large",
+    "does_not_fit",
+    "model_not_found",
+    "not_authorized",
+    "overloaded",
+    "prompt_too_long",
+    "unsupported",
+    "other",
+]
+REFUSED_REASONS: tuple[RefusedReason, ...] = get_args(RefusedReason)
+
+_REASONS: dict[type[Refused], RefusedReason] = {
+    BadValue: "bad_value",
+    BodyTooLarge: "body_too_large",
+    DoesNotFit: "does_not_fit",
+    ModelNotFound: "model_not_found",
+    NotAuthorized: "not_authorized",
+    Overloaded: "overloaded",
+    PromptTooLong: "prompt_too_long",
+    Unsupported: "unsupported",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """A layer group's blocks by state; they sum to the pool."""
+
+    free: int
+    """Hold nothing that could be found."""
+
+    cached: int
+    """Held by nobody, but their content can be found again."""
+
+    held: int
+    """In use by running sequences."""
+
+    @property
+    def total(self) -> int:
+        return self.free + self.cached + self.held
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much the engine has in hand at one moment."""
+
+    running: int
+    """Sequences that hold blocks"""
+
+    waiting: int
+    """Sequences in the queue"""
+
+    blocks: tuple[BlockCounts, ...]
+    """One per layer group"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request was queued. Once per request."""
+
+    prompt_tokens: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAdmitted:
+    """A request left the queue for the first time, with its first choice. Once per request: neither coming back after a
+    preemption nor the other choices, which share its prompt, are told again."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens found by content; fewer than all, since the last one is always computed"""
+
+    queue_seconds: float
+    queried: bool = True
+    """Whether the cache was asked at all; a request for prompt_logprobs does not ask."""
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """A choice has its first token. Once per choice."""
+
+    seconds: float
+    """Since the request arrived"""
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A running sequence lost its blocks and returned to the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A step is over. Once per step that computed something."""
+
+    prefill_tokens: int
+    """Prompt tokens computed, and tokens computed again after a preemption"""
+
+    decode_tokens: int
+    """Sampled tokens computed"""
+
+    new_tokens: int
+    """Tokens sampled"""
+
+    rows: int
+    """Sequences in the step"""
+
+    seconds: float
+    load: Load
+    """After the step"""
+
+    gaps: tuple[float, ...] = ()
+    """Seconds between a new token and the one before it, for every choice that had one; all of a step's in one event,
+    because a reader counts 256 at once as quickly as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChanged:
+    """Load that changed outside a step: an arrival or an abort while nothing else runs."""
+
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """A choice ended, admitted or not. Once per choice."""
+
+    reason: FinishedReason
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the choice itself; 0 for one that was never admitted"""
+
+    output_tokens: int
+    seconds: float
+    """Since the request arrived"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """A request was not taken. Once per request."""
+
+    reason: RefusedReason
+
+    @classmethod
+    def because_of(cls, error: Refused) -> RequestRefused:
+        """From what the caller was told. Reasons are a closed set, so that they can be labels."""
+        return cls(next((_REASONS[kind] for kind in type(error).__mro__ if kind in _REASONS), "other"))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOverrun:
+    """A reader was too slow for its buffer; its request was aborted."""
+
+
+Event = (
+    RequestArrived
+    | RequestAdmitted
+    | FirstToken
+    | Preempted
+    | Stepped
+    | LoadChanged
+    | RequestFinished
+    | RequestRefused
+    | StreamOverrun
+)
