@@ -50,10 +50,10 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """The checked keys. texts, types: one per id, without the padding that only fills up the model's head."""
+    """The checked keys. texts: one per id, without the padding that only fills up the model's head; by_type: their ids."""
 
     texts: Sequence[str]
-    types: Sequence[int]
+    by_type: Mapping[int, list[int]]
     metadata: Mapping[str, object]
 
     def get(self, name: str) -> object:
@@ -73,7 +73,7 @@ class _Vocabulary:
         return absent if value is None else bool(value)
 
     def ids(self, *types: TokenType) -> list[int]:
-        return [token for token, kind in enumerate(self.types) if kind in types]
+        return sorted(token for kind in types for token in self.by_type.get(kind, ()))
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
@@ -100,6 +100,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     return Tokenizer(
         core,
         spelling,
+        vocab_size=len(vocabulary.texts),
         bos=bos,
         eos_ids=_end_ids(vocabulary),
         before=[bos] if with_bos and bos is not None else [],
@@ -125,7 +126,10 @@ def _read(metadata: Mapping[str, object]) -> _Vocabulary:
     texts = texts[:size]
     if len(set(texts)) != size:
         raise ModelBroken(f"The vocabulary has {size} tokens but only {len(set(texts))} different ones.")
-    return _Vocabulary(texts, types[:size], metadata)
+    by_type: dict[int, list[int]] = {}
+    for token, kind in enumerate(types[:size]):
+        by_type.setdefault(kind, []).append(token)
+    return _Vocabulary(texts, by_type, metadata)
 
 
 def _byte_level_core(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
