@@ -86,9 +86,11 @@ class HttpServer:
             runner.run(self._main(server, sock))
 
     def stop(self) -> None:
-        """Drain and end; the second time, without waiting for running requests."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._on_stop)
+        """Drain and end; the second time, without waiting for running requests. Harmless after the end."""
+        # A closed loop raises RuntimeError, and may close between any check and the call.
+        with contextlib.suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._on_stop)
 
     def _on_stop(self) -> None:
         self._stops += 1

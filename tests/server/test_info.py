@@ -1,0 +1,125 @@
+"""Paths that tell: models, tokens, health, metrics, version and the page."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+import kveik
+from tests.server.fakes import Running, running
+
+
+def test_every_served_name_is_a_model(client: httpx.Client) -> None:
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["small", "org/small"]
+    for card in listed["data"]:
+        assert client.get(f"/v1/models/{card['id']}").json() == card
+        assert card["max_model_len"] == 512
+        assert isinstance(card["created"], int)
+
+
+@pytest.mark.parametrize("name", ["nothing", "small/", "org", "x" * 5000])
+def test_an_unknown_model_is_404_with_its_code(client: httpx.Client, name: str) -> None:
+    answer = client.get(f"/v1/models/{name}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert len(answer.text) < 500
+
+
+def test_tokens_of_a_prompt_come_back_as_its_text(client: httpx.Client, server: Running) -> None:
+    answer = client.post("/tokenize", json={"prompt": "Hello world é"}).json()
+    assert answer["tokens"] == server.tokenizer.encode("Hello world é")
+    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 512)
+    assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "<s>Hello world é"}
+    bare = client.post("/tokenize", json={"prompt": "Hello world é", "add_special_tokens": False}).json()
+    assert bare["tokens"] == answer["tokens"][1:]
+
+
+def test_tokens_of_a_chat_are_those_that_it_would_be_charged_for(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    counted = client.post("/tokenize", json={"messages": messages}).json()["count"]
+    usage = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()["usage"]
+    assert usage["prompt_tokens"] == counted
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}),
+        ("/tokenize", {"prompt": ["a"]}),
+        ("/tokenize", {"prompt": "a", "model": 5}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [10**6]}),
+        ("/detokenize", {"tokens": [1.5]}),
+        ("/detokenize", {"tokens": [True]}),
+        ("/detokenize", {"tokens": "abc"}),
+    ],
+)
+def test_malformed_token_calls_are_400(client: httpx.Client, path: str, body: object) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in ("prompt", "tokens", "model", "messages")
+
+
+def test_health_is_ok_while_requests_are_taken(client: httpx.Client) -> None:
+    assert client.get("/health").json() == {"status": "ok"}
+    head = client.head("/health")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_health_is_503_while_draining_and_500_without_an_engine() -> None:
+    with running(alive=lambda: False) as server, httpx.Client(base_url=server.url) as client:
+        stopped = client.get("/health")
+        assert stopped.status_code == 500
+        assert stopped.json()["error"]["type"] == "server_error"
+        server.state.traffic.draining = True
+        draining = client.get("/health")
+        assert draining.status_code == 503
+        assert int(draining.headers["retry-after"]) >= 1
+
+
+def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
+    answer = client.get("/metrics")
+    assert answer.text == "kveik_up 1\n"
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_metrics_that_fail_hurt_nobody_else() -> None:
+    def broken() -> str:
+        raise RuntimeError("counter went backwards in /secret/place")
+
+    with running(metrics=broken) as server, httpx.Client(base_url=server.url) as client:
+        answer = client.get("/metrics")
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert client.post("/v1/completions", json={"prompt": "Hello"}).status_code == 200
+
+
+def test_the_version_is_the_packages(client: httpx.Client) -> None:
+    assert client.get("/version").json() == {"version": kveik.__version__}
+
+
+def test_the_page_names_the_model_and_its_example_works(client: httpx.Client) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "<strong>small</strong>" in page.text
+    assert "/v1/chat/completions" in page.text
+    assert "{{" not in page.text
+    for link in ("docs", "metrics", "health"):
+        assert f'href="{link}"' in page.text
+        assert client.get(f"/{link}").status_code == 200
+    assert client.get("/status").json() == {"draining": False, "counts": {"running": 0, "waiting": 0}}
+
+
+def test_the_page_escapes_the_models_name() -> None:
+    with running(names=("<script>alert('x')</script>",), template=False, api_key=("k",)) as server:
+        page = httpx.get(server.url).text
+        assert "<script>alert" not in page
+        assert "&lt;script&gt;" in page
+        assert "Authorization: Bearer $KEY" in page
+        assert "/v1/completions" in page
