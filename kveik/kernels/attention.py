@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
+from kveik.kernels import torch_attention
+from kveik.kernels.batch import AttentionBatch
 
-@dataclass(frozen=True, slots=True)
-class AttentionBatch:
-    """Where the tokens of one step read and write in one layer group.
+__all__ = ["AttentionBatch", "attend", "write"]
 
-    Row i is one sequence; its queries are tokens [query_starts[i], query_starts[i+1]) of the step and sit at positions
-    [contexts[i] - queries_i, contexts[i]). The first `decodes` rows have one query each.
+
+def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) -> None:
+    """Put the step's new keys and values into their slots.
+
+    cache: one layer's view of a group's storage, [blocks, key|value, kv_heads, block_size, head_dim]
+    keys, values: [tokens, kv_heads, head_dim]; cast to the cache's type
     """
+    torch_attention.write(cache, keys, values, batch)
 
-    tables: Tensor
-    """int32 [rows, blocks at most]: entry b holds positions [b * block_size, (b + 1) * block_size). Entries that lie wholly
-    outside the window, or behind the context, belong to nobody and must not be read."""
 
-    slots: Tensor
-    """int64 [tokens]: where each new token is written, as block * block_size + slot."""
+def attend(queries: Tensor, cache: Tensor, batch: AttentionBatch, *, scale: float, soft_cap: float | None) -> Tensor:
+    """softmax(cap(scale * Q Kᵀ)) V for every row over its own context, after `write` of the same step.
 
-    query_starts: Tensor
-    """int32 [rows + 1]"""
-
-    contexts: Tensor
-    """int32 [rows]: positions known after this step, the new tokens included."""
-
-    decodes: int
-    block_size: int
-    window: int | None
+    A query at position i reads the keys at max(0, i - window + 1) … i; cap(s) = soft_cap * tanh(s / soft_cap).
+    queries: [tokens, heads, head_dim], heads a multiple of kv_heads -> the same shape and type
+    """
+    return torch_attention.attend(queries, cache, batch, scale=scale, soft_cap=soft_cap)

@@ -1,0 +1,37 @@
+"""Where the tokens of one step read and write, as flat arrays. Knows nothing of models, requests or block ownership."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Where the tokens of one step read and write in one layer group.
+
+    Row i is one sequence; its queries are tokens [query_starts[i], query_starts[i+1]) of the step and sit at positions
+    [contexts[i] - queries_i, contexts[i]). The first `decodes` rows have one query each.
+    """
+
+    tables: Tensor
+    """int32 [rows, blocks at most]: entry b holds positions [b * block_size, (b + 1) * block_size). Entries that lie wholly
+    outside the window, or behind the context, belong to nobody and must not be read."""
+
+    slots: Tensor
+    """int64 [tokens]: where each new token is written, as block * block_size + slot."""
+
+    query_starts: Tensor
+    """int32 [rows + 1]"""
+
+    contexts: Tensor
+    """int32 [rows]: positions known after this step, the new tokens included."""
+
+    decodes: int
+    block_size: int
+    window: int | None
+
+    memo: dict[object, object] = field(default_factory=dict, repr=False, compare=False)
+    """What a kernel derived from the fields above at the step's first layer, for the layers that follow. It lives and dies
+    with the batch."""

@@ -1,0 +1,114 @@
+"""One decoder layer, from the residual stream back to it. Knows nothing of files.
+
+    x ─ norm ─ q, k, v ─ (head norms) ─ rope ─ write, attend ─ output ─ (norm) ─ + ─ norm ─ gate · up ─ down ─ (norm) ─ +
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from kveik.kernels import attention
+from kveik.kernels.attention import AttentionBatch
+from kveik.model.linear import Activation, Linear
+from kveik.model.rope import rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root mean square norm: x / sqrt(mean(x²) + eps) * weight, over the last dimension."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """What a layer needs to know about the step's tokens."""
+
+    batch: AttentionBatch
+    cos: Tensor
+    """[tokens, 1, head_dim], as `rope.turns` gives them."""
+
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Queries, keys and values in one product; keys and values go to the cache before they are read."""
+
+    qkv: Linear
+    """hidden -> (heads + 2 * kv_heads) * head_dim: queries, then keys, then values."""
+
+    output: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    soft_cap: float | None
+
+    def __call__(self, x: Tensor, cache: Tensor, step: StepTokens) -> Tensor:
+        """x [tokens, hidden]; cache: this layer's, [blocks, 2, kv_heads, block_size, head_dim] -> [tokens, heads * head_dim]"""
+        turning = self.heads + self.kv_heads
+        merged = self.qkv(x).view(-1, turning + self.kv_heads, self.head_dim)
+        turned = rotate(self._normed(merged[:, :turning]), step.cos, step.sin)
+        attention.write(cache, turned[:, self.heads :], merged[:, turning:], step.batch)
+        attended = attention.attend(turned[:, : self.heads], cache, step.batch, scale=self.scale, soft_cap=self.soft_cap)
+        return attended.flatten(1)
+
+    def _normed(self, heads: Tensor) -> Tensor:
+        """Queries and keys [tokens, heads + kv_heads, head_dim], normalised head by head where the model does so."""
+        if self.query_norm is not None and self.key_norm is not None:
+            heads[:, : self.heads] = self.query_norm(heads[:, : self.heads])
+            heads[:, self.heads :] = self.key_norm(heads[:, self.heads :])
+        return heads
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """down(activation(gate(x)) * up(x)), the product with `up` inside its own product."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    activation: Activation
+
+    def inner(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, intermediate]"""
+        return self.up.times(x, self.gate.activated(x, self.activation))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Index in the model, its place in its group's storage, and its parts."""
+
+    group: int
+    place: int
+    """Which of the group's layers."""
+
+    attention_norm: Norm
+    attention: Attention
+    attention_post_norm: Norm | None
+    feed_forward_norm: Norm
+    feed_forward: FeedForward
+    feed_forward_post_norm: Norm | None
+
+    def __call__(self, stream: Tensor, cache: Tensor, step: StepTokens, wanted: Tensor | None) -> Tensor:
+        """The residual stream [tokens, hidden] after this layer; only the wanted rows of it where `wanted` is given."""
+        attended = self.attention(self.attention_norm(stream), cache, step)
+        if wanted is not None:
+            stream, attended = stream[wanted], attended[wanted]
+        stream = _added(self.attention.output, attended, stream, self.attention_post_norm)
+        inner = self.feed_forward.inner(self.feed_forward_norm(stream))
+        return _added(self.feed_forward.down, inner, stream, self.feed_forward_post_norm)
+
+
+def _added(linear: Linear, x: Tensor, stream: Tensor, post_norm: Norm | None) -> Tensor:
+    return linear.plus(x, stream) if post_norm is None else post_norm(linear(x)).add_(stream)

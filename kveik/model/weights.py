@@ -1,0 +1,286 @@
+"""A model on disk, opened: its spec, its tensors under one set of names, and a fingerprint. No tensor is read by opening.
+
+Two formats, one answer: `GgufModel` and `FolderModel` both hand out tensors by canonical name (transformers' names without
+'model.') with one meaning: rows of queries and keys in half-rotation order, norms as the factor that is multiplied with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kveik.errors import ModelBroken, Unreachable, Unsupported
+from kveik.model.gguf import GgufTensor, read_header, read_tensor
+from kveik.model.spec import ModelSpec, tensor_shapes
+from kveik.model.spec_config import spec_from_config
+from kveik.model.spec_gguf import spec_from_gguf
+
+FINGERPRINT_CHUNK = 64 * 1024 * 1024
+"""Bytes hashed at a time; the chunks' digests are hashed in order. Hashing releases the interpreter lock, so chunks run side
+by side."""
+
+ROPE_DIVISORS = "rope_freqs.weight"
+"""Llama 3.1's frequency divisors in GGUF: what transformers keeps in rope_scaling of kind llama3."""
+
+
+class ModelFile(ABC):
+    """One opened model."""
+
+    spec: ModelSpec
+    metadata: Mapping[str, object] | None = None
+    """GGUF keys, where the model is a GGUF file."""
+
+    folder: Path | None = None
+    """Where the model is a folder in Hugging Face layout."""
+
+    eos_ids: frozenset[int]
+
+    @abstractmethod
+    def read(self, name: str, into: Tensor) -> None:
+        """Copy a tensor by canonical name into memory of its shape, cast to its type."""
+
+    @abstractmethod
+    def rope_divisors(self) -> Tensor | None:
+        """float32 [head_dim / 2] by which the full layers' rope frequencies are divided, where the file holds them."""
+
+    @abstractmethod
+    def fingerprint(self) -> bytes:
+        """SHA-256 (32 bytes) over everything that the model's arithmetic depends on; reads the whole content."""
+
+
+def open_model(path: Path) -> ModelFile:
+    """Raises Unreachable where there is nothing, Unsupported or ModelBroken for what cannot be served; takes no memory yet."""
+    if path.is_dir():
+        return FolderModel(path)
+    if not path.is_file():
+        raise Unreachable(f"There is no model at '{path.name}': neither a folder with config.json nor a .gguf file.")
+    return GgufModel(path)
+
+
+class GgufModel(ModelFile):
+    """One .gguf file."""
+
+    def __init__(self, path: Path) -> None:
+        header = read_header(path)
+        self.path = path
+        self.metadata = header.metadata
+        shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
+        self.spec = spec_from_gguf(header.metadata, shapes)
+        self.eos_ids = _gguf_eos(header.metadata)
+        self.divisors = header.tensors.pop(ROPE_DIVISORS, None)
+        pairs = (self.spec.head_dim // 2,)
+        if self.divisors is not None and self.divisors.shape != pairs:
+            raise ModelBroken(f"The tensor '{ROPE_DIVISORS}' is {self.divisors.shape}; it must be {pairs}.")
+        names = gguf_names(self.spec)
+        self.tensors = {names.get(name, name): tensor for name, tensor in header.tensors.items()}
+        _check_tensors(self.spec, {name: tensor.shape for name, tensor in self.tensors.items()})
+
+    def read(self, name: str, into: Tensor) -> None:
+        tensor = self.tensors[name]
+        rows = self._row_order(name)
+        if rows is not None and into.dim() == 1:
+            # A bias is one row; its entries are in the order of the weight's rows.
+            _read_rows(self.path, tensor, into[None], None)
+            into[rows] = into.clone()
+        else:
+            _read_rows(self.path, tensor, into if into.dim() > 1 else into[None], rows)
+
+    def _row_order(self, name: str) -> Tensor | None:
+        """Where each row of the file belongs, where it is not its own place.
+
+        llama.cpp rotates neighbours (2i, 2i + 1) for the llama architecture, so its converter interleaves the halves.
+        """
+        if self.spec.architecture != "llama" or (".q_proj." not in name and ".k_proj." not in name):
+            return None
+        heads = self.spec.heads if ".q_proj." in name else self.spec.kv_heads
+        places = torch.arange(heads * self.spec.head_dim).view(heads, 2, self.spec.head_dim // 2)
+        return places.transpose(1, 2).reshape(-1)
+
+    def rope_divisors(self) -> Tensor | None:
+        if self.divisors is None:
+            return None
+        divisors = torch.empty(self.divisors.shape)
+        _read_rows(self.path, self.divisors, divisors[None], None)
+        return divisors
+
+    def fingerprint(self) -> bytes:
+        return _fingerprint([self.path])
+
+
+def _read_rows(path: Path, tensor: GgufTensor, into: Tensor, places: Tensor | None) -> None:
+    """into: [rows, width]; row i of the file goes to into[places[i]]."""
+
+    def store(first: int, rows: Tensor) -> None:
+        if places is None:
+            into[first : first + len(rows)] = rows
+        else:
+            into[places[first : first + len(rows)]] = rows.to(into.dtype)
+
+    read_tensor(path, tensor, store)
+
+
+def gguf_names(spec: ModelSpec) -> dict[str, str]:
+    """llama.cpp's tensor names -> canonical ones."""
+    names = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight", "output.weight": "lm_head.weight"}
+    parts = {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+    for layer in range(spec.layers):
+        for ours, theirs in parts.items():
+            for kind in ("weight", "bias"):
+                names[f"blk.{layer}.{ours}.{kind}"] = f"layers.{layer}.{theirs}.{kind}"
+    return names
+
+
+def _gguf_eos(metadata: Mapping[str, object]) -> frozenset[int]:
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    return _ids(metadata.get(f"tokenizer.ggml.{key}") for key in keys)
+
+
+class FolderModel(ModelFile):
+    """A folder in Hugging Face layout: config.json and one or many safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config = _json(folder / "config.json")
+        self.spec = spec_from_config(config)
+        generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+        self.eos_ids = _ids((config.get("eos_token_id"), generation.get("eos_token_id")))
+        self.files = _weight_files(folder)
+        self.tensors = self._tensors()
+        _check_tensors(self.spec, {name: shape for name, (_, _, shape) in self.tensors.items()})
+
+    def _tensors(self) -> dict[str, tuple[Path, str, tuple[int, ...]]]:
+        """Canonical name -> file, name in the file, shape."""
+        found = {}
+        for path in self.files:
+            for name, (kind, shape) in _safetensors_header(path).items():
+                canonical = name.removeprefix("model.")
+                if canonical.endswith("rotary_emb.inv_freq") or (canonical == "lm_head.weight" and self.spec.tied):
+                    # Old files keep what is computed anyway, and a second copy of tied embeddings.
+                    continue
+                if kind not in ("F32", "F16", "BF16"):
+                    raise Unsupported(f"The tensor '{name[:80]}' is of type {kind}; F32, F16 and BF16 are supported.")
+                found[canonical] = (path, name, shape)
+        return found
+
+    def read(self, name: str, into: Tensor) -> None:
+        path, inside, _ = self.tensors[name]
+        with safe_open(path, framework="pt") as file:
+            tensor = file.get_tensor(inside)
+        if self.spec.architecture == "gemma3" and name.endswith("norm.weight"):
+            # Gemma multiplies with 1 + w, and only GGUF files store it so.
+            tensor = tensor.float() + 1.0
+        into.copy_(tensor)
+
+    def rope_divisors(self) -> Tensor | None:
+        return None
+
+    def fingerprint(self) -> bytes:
+        assert self.folder is not None
+        return _fingerprint([self.folder / "config.json", *self.files])
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelBroken("The model's model.safetensors.index.json has no weight_map.")
+        names = sorted({str(name) for name in weight_map.values()})
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        if Path(name).name != name:
+            raise ModelBroken(f"The model's index names a file outside its folder: '{name[:80]}'.")
+        if not (folder / name).is_file():
+            raise ModelBroken(f"The model's weights are missing: there is no {name[:80]} (only safetensors are read).")
+    return [folder / name for name in names]
+
+
+def _safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> type and shape. The library checks offsets against the file's length."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    except SafetensorError as error:
+        raise ModelBroken(f"The weights file {path.name[:80]} is damaged or cut off ({str(error)[:80]}).") from error
+
+
+def _check_tensors(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Every tensor of the spec is there in its shape, and no other."""
+    wanted = tensor_shapes(spec)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ModelBroken(f"The model lacks {len(missing)} tensors: {_some(missing)}.")
+    unknown = [name for name in found if name not in wanted]
+    if unknown:
+        raise Unsupported(f"The model has {len(unknown)} tensors that the decoder does not know: {_some(unknown)}.")
+    wrong = [f"{name} is {found[name]}, not {shape}" for name, shape in wanted.items() if found[name] != shape]
+    if wrong:
+        raise ModelBroken(f"The model has {len(wrong)} tensors of another shape: {_some(wrong)}.")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(name[:120] for name in names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def _ids(values: Iterable[object]) -> frozenset[int]:
+    """Token ids given as a number, a list of numbers, or not at all."""
+    ids: set[int] = set()
+    for value in values:
+        several = value if isinstance(value, list) else [value]
+        ids.update(one for one in several if isinstance(one, int) and not isinstance(one, bool) and one >= 0)
+    return frozenset(ids)
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelBroken(f"The model's folder has no {path.name}.") from None
+    except (ValueError, OSError) as error:
+        raise ModelBroken(f"The model's {path.name} cannot be read as JSON.") from error
+    if not isinstance(content, dict):
+        raise ModelBroken(f"The model's {path.name} is not a JSON object.")
+    return content
+
+
+def _fingerprint(paths: list[Path]) -> bytes:
+    """Names do not count, the order and lengths of the files do."""
+    chunks = [(path, at) for path in paths for at in range(0, max(path.stat().st_size, 1), FINGERPRINT_CHUNK)]
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
+    with ThreadPoolExecutor(max_workers=min(8, torch.get_num_threads())) as pool:
+        for part in pool.map(_chunk_digest, chunks):
+            digest.update(part)
+    return digest.digest()
+
+
+def _chunk_digest(chunk: tuple[Path, int]) -> bytes:
+    path, at = chunk
+    with path.open("rb") as file:
+        file.seek(at)
+        return hashlib.sha256(file.read(FINGERPRINT_CHUNK)).digest()
