@@ -1,0 +1,111 @@
+"""From a typed line and a file to configuration slices: the line goes first, then the file, then the default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from kveik.cli.command import single
+from kveik.cli.options import ENGINE, SAMPLING, SERVER, Settings, takes
+from kveik.config import EngineConfig, ServerConfig
+from kveik.request.request import SamplingParams
+
+
+def settings_from(*words: str) -> Settings:
+    """What a command with every slice gets for this line."""
+    got: list[Settings] = []
+
+    @takes(*ENGINE, SERVER, SAMPLING)
+    def command(settings: Settings) -> None:
+        """A command."""
+        got.append(settings)
+
+    typer.main.get_command(single(command)).main(list(words), prog_name="kveik", standalone_mode=False)
+    (settings,) = got
+    return settings
+
+
+def refusal_of(*words: str) -> str:
+    with pytest.raises(typer.TyperException) as refused:
+        settings_from(*words)
+    assert refused.value.exit_code == 2
+    return refused.value.format_message()
+
+
+def test_nothing_typed_gives_the_defaults_of_the_dataclasses() -> None:
+    settings = settings_from()
+    assert settings.engine == EngineConfig()
+    assert settings.of(ServerConfig) == ServerConfig()
+    assert settings.of(SamplingParams) == SamplingParams(max_tokens=256)
+
+
+def test_what_is_typed_reaches_its_slice() -> None:
+    settings = settings_from(
+        *("my-model", "--block-size", "32", "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.5"),
+        *("--api-key", "a", "--api-key", "b", "--scheduling-policy", "priority", "--stop", "x", "--temperature", "0"),
+    )
+    assert settings.engine.model.model == "my-model"
+    assert settings.engine.cache.block_size == 32
+    assert settings.engine.cache.enable_prefix_caching is False
+    assert settings.engine.cache.gpu_memory_utilization == 0.5
+    assert settings.engine.schedule.scheduling_policy == "priority"
+    assert settings.of(ServerConfig).api_key == ("a", "b")
+    assert settings.of(SamplingParams).stop == ("x",)
+    assert settings.of(SamplingParams).greedy
+
+
+def test_the_line_goes_before_the_file_and_the_file_before_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "kveik.toml"
+    file.write_text('model = "filed"\nblock-size = 32\nmax-num-seqs = 3\nenable-prefix-caching = false\n')
+    settings = settings_from("--config", str(file), "--block-size", "64", "--enable-prefix-caching")
+    assert settings.engine.model.model == "filed"
+    assert settings.engine.cache.block_size == 64
+    assert settings.engine.cache.enable_prefix_caching is True
+    assert settings.engine.schedule.max_num_seqs == 3
+
+
+def test_a_file_may_hold_settings_of_other_commands(tmp_path: Path) -> None:
+    file = tmp_path / "kveik.toml"
+    file.write_text("port = 9\nblock-size = 8\n")
+    got: list[Settings] = []
+
+    @takes(*ENGINE)
+    def command(settings: Settings) -> None:
+        got.append(settings)
+
+    typer.main.get_command(single(command)).main(["--config", str(file)], standalone_mode=False)
+    assert got[0].engine.cache.block_size == 8
+
+
+def test_a_value_out_of_range_is_a_usage_error_with_number_and_flag() -> None:
+    assert "--block-size is 12; it must be one of 8, 16, 32, 64." in refusal_of("--block-size", "12")
+    assert "--max-num-seqs is 9, more than --max-num-batched-tokens 8" in refusal_of(
+        "--max-num-seqs", "9", "--max-num-batched-tokens", "8"
+    )
+    assert "temperature is -1.0" in refusal_of("--temperature", "-1")
+
+
+def test_a_value_of_another_kind_is_a_usage_error() -> None:
+    assert "'--block-size'" in refusal_of("--block-size", "many")
+    assert "bfloat16" in refusal_of("--dtype", "float16")
+
+
+def test_a_bad_file_is_a_usage_error(tmp_path: Path) -> None:
+    file = tmp_path / "kveik.toml"
+    file.write_text("blocksize = 8")
+    assert "Did you mean block-size?" in refusal_of("--config", str(file))
+
+
+def test_help_names_every_flag_in_full_under_its_heading() -> None:
+    @takes(*ENGINE, SERVER)
+    def command(settings: Settings) -> None:
+        """A command."""
+
+    help_ = typer.main.get_command(single(command)).get_help(typer.Context(typer.main.get_command(single(command))))
+    for words in ("--long-prefill-token-threshold", "--no-enable-prefix-caching", "[default: 16]", "in (0, 1]."):
+        assert words in help_
+    assert [help_.index(f"\n{heading}:") for heading in ("Model", "Cache", "Scheduling", "Streams", "Server")] == sorted(
+        help_.index(f"\n{heading}:") for heading in ("Model", "Cache", "Scheduling", "Streams", "Server")
+    )
