@@ -36,11 +36,9 @@ def test_a_refusal_is_one_message_on_stderr_and_code_1(capsys: pytest.CaptureFix
     assert "Traceback" not in captured.err
 
 
-@pytest.mark.parametrize(
-    "line", [["brew"], ["pull", "--brew"], ["pull", "a", "b"], ["serve", "--port"], ["bench"]], ids=" ".join
-)
-def test_a_line_typed_wrongly_is_code_2_and_says_where_to_look(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(line) == 2
+@pytest.mark.parametrize("line", ["brew", "pull --brew", "pull a b", "serve --port", "bench"])
+def test_a_line_typed_wrongly_is_code_2_and_says_where_to_look(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 2
     assert "--help" in capsys.readouterr().err
 
 
@@ -65,7 +63,7 @@ def test_what_needs_no_model_loads_nothing_heavy(line: str) -> None:
         f"import sys; from kveik.cli.main import run; run({line.split()!r}); print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_an_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

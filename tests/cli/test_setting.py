@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from kveik.cli.options import EVERY_SLICE
+from kveik.cli.options import EVERY_SLICE, every_setting
 from kveik.cli.setting import Setting, Slice, settings_of
 
 
@@ -68,9 +68,7 @@ def test_a_field_without_a_default_must_get_one() -> None:
         settings_of(Slice(Brew, "Brewing"))
 
 
-@pytest.mark.parametrize(
-    "setting", [setting for slice_ in EVERY_SLICE for setting in settings_of(slice_)], ids=lambda s: s.name
-)
+@pytest.mark.parametrize("setting", every_setting().values(), ids=every_setting())
 def test_every_setting_explains_itself_in_a_sentence(setting: Setting) -> None:
     assert setting.help.rstrip().endswith("."), setting.name
     assert len(setting.help) >= 10
