@@ -1,0 +1,74 @@
+"""Words that must not stand in the project's files, and marks that need a reason beside them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.sources import BENCHMARKS, PACKAGE, ROOT, TESTS, name_of, tree_of
+
+WRITTEN = [
+    *PACKAGE,
+    *TESTS,
+    *BENCHMARKS,
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *sorted(path for path in (ROOT / "kveik").rglob("*") if path.suffix in (".html", ".js", ".css")),
+    *(ROOT / name for name in ("Makefile", "pyproject.toml", "constraints.txt")),
+]
+
+# Absolute folders of one machine or one person mean nothing to a reader elsewhere.
+FOREIGN_PATH = re.compile(r"(?<![\w.$~}/-])/(?:work|tmp|root|home|opt|mnt|Users)/")
+UNFINISHED = re.compile(r"(\b(TODO|FIXME)|#.*\bXXX)\b(?!\(#\d+\))")
+CODES = r"(?:\[[\w, -]+\])?(?::\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?"
+MUTED = re.compile(rf"#\s*(?:type: ignore|noqa|pragma: no cover|nosec)\b{CODES}(.*)$")
+EMPTY_NAMES = re.compile(r"(Manager|Helper|Helpers|Utils?)$", re.IGNORECASE)
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    return list(enumerate(path.read_text(encoding="utf-8").splitlines(), 1))
+
+
+def found(path: Path, pattern: re.Pattern[str]) -> list[str]:
+    return [f"{name_of(path)}:{number}: {line.strip()}" for number, line in lines_of(path) if pattern.search(line)]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_no_path_of_one_machine_is_written_down(path: Path) -> None:
+    # This file names them in order to forbid them.
+    assert path == Path(__file__) or found(path, FOREIGN_PATH) == []
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_unfinished_work_names_its_issue(path: Path) -> None:
+    assert path == Path(__file__) or found(path, UNFINISHED) == []
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *TESTS, *BENCHMARKS], ids=name_of)
+def test_a_muted_check_has_its_reason_beside_it(path: Path) -> None:
+    muted = [(number, MUTED.search(line)) for number, line in lines_of(path) if path != Path(__file__)]
+    bare = [f"{name_of(path)}:{number}" for number, match in muted if match and len(match[1].strip("# \t:-–()")) < 10]
+    assert bare == []
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
+def test_no_file_or_class_has_an_empty_name(path: Path) -> None:
+    names = [path.stem, path.parent.name, *(node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef))]
+    assert [name for name in names if EMPTY_NAMES.search(name)] == []
+
+
+def test_the_patterns_find_what_they_should() -> None:
+    assert FOREIGN_PATH.search("see " + "/tmp" + "/x")
+    assert not FOREIGN_PATH.search("https://host/home/x and $HOME/work/x")
+    assert UNFINISHED.search("# TODO later")
+    assert not UNFINISHED.search('("XXX", 4)')
+    assert not UNFINISHED.search("# TODO(#12) later")
+    match = MUTED.search("x = 1  # type: ignore[attr-defined]  # functions have it")
+    assert match
+    assert match[1].strip("# ") == "functions have it"
+    bare = MUTED.search("x = 1  # noqa: RUF012")
+    assert bare
+    assert bare[1] == ""
