@@ -18,7 +18,11 @@ MAX_PRIORITY = 1 << 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop. Order: penalties and bias, temperature, top_k, min_p, top_p."""
+    """How to choose the next token, and when to stop.
+
+    Order, as in vLLM: bias, repetition penalty, frequency and presence penalty, temperature, top_k, min_p, top_p. top_k and
+    min_p commute; top_p looks at what they left. With equal probabilities the lower token id comes first.
+    """
 
     max_tokens: int
     """New tokens at most, per choice; at least 1."""
@@ -51,7 +55,8 @@ class SamplingParams:
     """Makes sampling repeatable, whatever else is in the batch; any 64-bit integer."""
 
     logprobs: int | None = None
-    """Report the chosen token's log-probability and this many of the likeliest; up to 20. Before temperature and filters."""
+    """Report the chosen token's log-probability and this many of the likeliest; up to 20. Of the model's own distribution:
+    before bias, penalties, temperature and filters; at least -9999."""
 
     prompt_logprobs: int | None = None
     """The same for each prompt token; such a request recomputes its prompt and takes no prefix hit."""
