@@ -60,7 +60,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     """Bytes for keys and values, taken once at start. Default: what --gpu-memory-utilization leaves."""
 
-    gpu_memory_utilization: float = 0.85
+    gpu_memory_utilization: float = 0.5
     """Share of the memory that the cgroup really leaves, for weights, workspace and blocks together; in (0, 1]."""
 
     num_gpu_blocks_override: int | None = None

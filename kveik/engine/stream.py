@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from kveik.errors import Broken
 from kveik.request.request import Request, TokenLogprob
 from kveik.request.sequence import FinishReason
+from kveik.text.detokenize import Detokenizer
+from kveik.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +67,182 @@ class Door(Protocol):
     def submit(self, request: Request) -> Stream:
         """Queue a request. Raises `Overloaded` when the queue is full or the engine drains."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One choice's news from one step: a token, an end, or both."""
+
+    choice: int
+    token: int | None
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The token that ended the choice, where a stop or end token did; its text is not part of the answer."""
+
+
+class ChoiceText:
+    """Turns one choice's tokens into deltas, and finds its stop strings."""
+
+    def __init__(self, request: Request, choice: int, tokenizer: Tokenizer) -> None:
+        sampling = request.sampling
+        self.choice = choice
+        self.completion_tokens = 0
+        self.finished = False
+        self._show_stop_token = sampling.include_stop_str_in_output
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt=request.prompt,
+            skip_special=sampling.skip_special_tokens,
+            stops=sampling.stop,
+            include_stop=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+
+    def take(self, events: list[TokenEvent]) -> Delta:
+        """Consume this choice's events in order; events behind a stop string are dropped, for they never happened."""
+        last = events[-1]
+        arrived = [event for event in events if event.token is not None]
+        shown = [event.token for event in arrived if event.token is not None]
+        if last.stop_token is not None and not self._show_stop_token:
+            shown.pop()
+        piece = self._detokenizer.push(shown)
+        if piece.stop is not None:
+            kept = arrived[: piece.tokens]
+            return self._delta(piece.text, kept, "stop", piece.stop)
+        text = piece.text
+        if last.finish_reason is not None:
+            text += self._detokenizer.finish()
+        return self._delta(text, arrived, last.finish_reason, last.stop_token)
+
+    def _delta(self, text: str, events: list[TokenEvent], reason: FinishReason | None, stop_reason: str | int | None) -> Delta:
+        self.completion_tokens += len(events)
+        self.finished = reason is not None
+        return Delta(
+            choice=self.choice,
+            text=text,
+            tokens=tuple(event.token for event in events if event.token is not None),
+            logprobs=tuple(event.logprob for event in events if event.logprob is not None),
+            finish_reason=reason,
+            stop_reason=stop_reason,
+        )
+
+
+class RequestText:
+    """All choices of one request as text: what both the offline face and the asynchronous stream are made of."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.choices = [ChoiceText(request, choice, tokenizer) for choice in range(request.sampling.n)]
+        self.cached_tokens = 0
+        self._prompt_logprobs: list[TokenLogprob] = []
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self.choices)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        if self.request.sampling.prompt_logprobs is None:
+            return None
+        return (None, *self._prompt_logprobs)
+
+    def add_prompt_logprobs(self, start: int, entries: tuple[TokenLogprob, ...]) -> None:
+        """Entries for prompt tokens from `start`; a chunk seen before (recomputed after a preemption) changes nothing."""
+        # The token at 0 has no entry, so the list is one behind the positions.
+        if start == len(self._prompt_logprobs) + 1:
+            self._prompt_logprobs.extend(entries)
+
+    def take(self, events: list[TokenEvent]) -> Iterator[Delta]:
+        """Deltas for events of any choices, in order; nothing for choices that a stop string has ended already."""
+        by_choice: dict[int, list[TokenEvent]] = {}
+        for event in events:
+            by_choice.setdefault(event.choice, []).append(event)
+        for number, news in by_choice.items():
+            choice = self.choices[number]
+            if not choice.finished:
+                yield choice.take(news)
+
+
+class RequestStream:
+    """The asynchronous stream: the loop's thread puts, one task of one event loop reads.
+
+    Its buffer is bounded: `put` answers False once a choice has more unread tokens than the limit, and the loop then aborts
+    the request, so that a reader who sleeps cannot hold blocks.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        *,
+        buffer_tokens: int,
+        abort: Callable[[RequestStream, int | None], None],
+        reader: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.request = request
+        self.reader = reader
+        self._text = RequestText(request, tokenizer)
+        self._events: deque[TokenEvent] = deque()
+        self._buffer_events = buffer_tokens * request.sampling.n
+        self._abort = abort
+        self._news = asyncio.Event()
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._text.cached_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        return self._text.completion_tokens
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        return self._text.prompt_logprobs
+
+    # The loop's side: called by the step thread only.
+
+    def put(self, event: TokenEvent) -> bool:
+        """Queue one event; False when the reader is too far behind. Ends are always queued."""
+        self._events.append(event)
+        return event.finish_reason is not None or len(self._events) <= self._buffer_events
+
+    def put_admission(self, cached_tokens: int) -> None:
+        self._text.cached_tokens = cached_tokens
+
+    def put_prompt_logprobs(self, start: int, entries: tuple[TokenLogprob, ...]) -> None:
+        self._text.add_prompt_logprobs(start, entries)
+
+    # The reader's side.
+
+    def wake(self) -> None:
+        """Run on the reader's event loop when there is news."""
+        self._news.set()
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Every choice's deltas as they come; ends after the last choice's last. Raises `Broken` for one that failed."""
+        while not self._text.finished:
+            await self._news.wait()
+            self._news.clear()
+            for delta in self._text.take(self._drain()):
+                if delta.finish_reason == "error":
+                    self.abort()
+                    raise Broken("The request failed inside the engine and was ended; others go on.")
+                if isinstance(delta.stop_reason, str):
+                    self._abort(self, delta.choice)
+                yield delta
+
+    def abort(self) -> None:
+        """Nobody reads on: end all choices and free their blocks. Harmless after the end."""
+        self._abort(self, None)
+
+    def _drain(self) -> list[TokenEvent]:
+        # popleft is atomic, so that events which arrive meanwhile are either taken now or announced by the next wake.
+        events = []
+        while self._events:
+            events.append(self._events.popleft())
+        return events

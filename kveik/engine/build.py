@@ -1,0 +1,180 @@
+"""From a configuration to an engine that can step: opens, plans, loads, measures, joins the parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kveik.cache.ledger import CacheLedger
+from kveik.cache.storage import BlockStorage
+from kveik.clock import Clock, SystemClock
+from kveik.config import EngineConfig
+from kveik.engine.engine import Engine
+from kveik.engine.executor import ModelExecutor
+from kveik.engine.machine import memory_available
+from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
+from kveik.engine.record import Recorder
+from kveik.engine.workspace import measured_activation_bytes
+from kveik.errors import BadValue, ModelBroken, Unreachable
+from kveik.model.catalogue import find_model
+from kveik.model.decoder import Decoder, load_decoder
+from kveik.model.spec import ModelSpec
+from kveik.model.weights import ModelFile, open_model
+from kveik.observe.bus import EventBus
+from kveik.observe.metrics import EngineFacts, Metrics
+from kveik.sample.sampler import Sampler
+from kveik.schedule.scheduler import Scheduler
+from kveik.text.chat import ChatTemplate, chat_template_from_folder, chat_template_from_gguf
+from kveik.text.gguf_vocabulary import tokenizer_from_gguf
+from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with all that its faces need to know of it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    plan: ModelPlan
+    config: EngineConfig
+    bus: EventBus
+    metrics: Metrics
+    fingerprint: bytes
+    """SHA-256 over the weights."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.plan.spec
+
+    @property
+    def max_model_len(self) -> int:
+        return self.plan.max_model_len
+
+    @property
+    def dtype_name(self) -> str:
+        return dtype_name(self.plan.dtype)
+
+    @property
+    def kv_dtype_name(self) -> str:
+        return dtype_name(self.plan.kv_dtype)
+
+    def close(self) -> None:
+        """Check the laws once more: what ends well leaves its books in order. Raises AssertionError where it does not."""
+        self.engine.scheduler.check()
+
+
+def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = None) -> LoadedEngine:
+    """Load a model and everything around it; `report` gets the start-up lines.
+
+    Raises `Unreachable`, `Unsupported`, `ModelBroken` or `DoesNotFit`, as early as each can be known.
+    """
+    path = find_model(config.model.model)
+    if path is None:
+        raise Unreachable(f"The model '{config.model.model}' is not here; fetch it with: kveik pull {config.model.model}")
+    available = memory_available(ROOT).bytes
+    file = open_model(path)
+    first_plan = plan_model(config, file.spec, available_bytes=available)
+    set_threads(first_plan.threads.threads)
+    tokenizer, template = open_text(config, file)
+    check_vocabulary(tokenizer, file.spec)
+    decoder = load_decoder(file, first_plan.dtype)
+    plan = _plan_again(config, first_plan, decoder, available)
+    for line in plan.lines():
+        report(line)
+    return _join(config, file, tokenizer, template, decoder, plan, clock or SystemClock())
+
+
+def set_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+
+
+def open_text(config: EngineConfig, file: ModelFile) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer, and the chat template where there is one: the configured file's, else the model's own."""
+    if file.folder is not None:
+        tokenizer, source = tokenizer_from_folder(file.folder), chat_template_from_folder(file.folder)
+    else:
+        assert file.metadata is not None
+        tokenizer, source = tokenizer_from_gguf(file.metadata), chat_template_from_gguf(file.metadata)
+    if config.model.chat_template is not None:
+        source = _read_template(Path(config.model.chat_template))
+    return tokenizer, None if source is None else ChatTemplate.for_tokenizer(source, tokenizer)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadValue(f"The file of --chat-template cannot be read: {error}.", param="chat_template") from error
+
+
+def check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    """Raises `ModelBroken` where the tokenizer makes ids that the embedding table does not have."""
+    if tokenizer.vocab_size > spec.vocab:
+        raise ModelBroken(
+            f"The tokenizer has {tokenizer.vocab_size} tokens, the model's embedding table only {spec.vocab} rows; "
+            "the two do not belong together."
+        )
+
+
+def _plan_again(config: EngineConfig, first: ModelPlan, decoder: Decoder, available: int) -> ModelPlan:
+    """The plan with the weights' true size and a measured step in place of the estimates."""
+    measured = measured_activation_bytes(decoder, first)
+    workspace = None if measured is None else measured + logits_bytes(config, first.spec)
+    return plan_model(
+        config, first.spec, available_bytes=available, weight_bytes=decoder.weight_bytes, workspace_bytes=workspace
+    )
+
+
+def _join(
+    config: EngineConfig,
+    file: ModelFile,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    decoder: Decoder,
+    plan: ModelPlan,
+    clock: Clock,
+) -> LoadedEngine:
+    fingerprint = file.fingerprint()
+    eos_ids = tokenizer.eos_ids | file.eos_ids
+    memory = plan.memory
+    ledger = CacheLedger(
+        plan.spec.groups,
+        memory.blocks,
+        block_size=config.cache.block_size,
+        rows=config.schedule.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        max_chunk=plan.max_chunk,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        fingerprint=fingerprint,
+        # Keys and values depend on the arithmetic that made them, not only on how they are stored.
+        kv_dtype=f"{dtype_name(plan.kv_dtype)} of {dtype_name(plan.dtype)}",
+    )
+    scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids)
+    executor = ModelExecutor(
+        decoder,
+        Sampler(plan.spec.vocab, tokenizer.vocab_size, eos_ids),
+        BlockStorage(memory.layouts, memory.blocks, plan.kv_dtype),
+        ledger.tables,
+        plan.spec.groups,
+        config.cache.block_size,
+    )
+    bus = EventBus()
+    facts = EngineFacts(
+        threads=plan.threads.threads,
+        dtype=dtype_name(plan.dtype),
+        block_size=config.cache.block_size,
+        pool_bytes=memory.cache_bytes,
+    )
+    metrics = Metrics(facts, lambda: bus.errors)
+    bus.subscribe(metrics.listen)
+    engine = Engine(scheduler, executor, clock, Recorder(bus, scheduler), seed=config.stream.seed)
+    return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint)

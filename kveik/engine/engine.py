@@ -1,0 +1,154 @@
+"""One step of the engine: plan, run, settle, record. Knows no thread, no socket and no text."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kveik.clock import Clock
+from kveik.engine.record import Recorder
+from kveik.engine.stream import TokenEvent
+from kveik.errors import Overloaded
+from kveik.request.request import Request
+from kveik.request.sequence import FinishReason, Sequence
+from kveik.schedule.plan import PromptLogprobs, Sampled, StepOutcome, StepPlan
+from kveik.schedule.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """Carries out a plan: copies blocks, runs the model, samples."""
+
+    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
+        """One `Sampled` per chunk that samples, in the plan's order. Raises only when the whole step failed."""
+        ...
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence is over: drop what was kept for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step brought for the readers."""
+
+    events: tuple[tuple[int, TokenEvent], ...] = ()
+    """(sequence id, event) in the plan's order."""
+
+    admitted: tuple[tuple[int, int], ...] = ()
+    """(sequence id, prompt tokens found in the cache) of sequences admitted for the first time."""
+
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+
+
+class Engine:
+    """Lets every sequence's computed tokens catch up with its length, step by step."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, recorder: Recorder, *, seed: int) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock
+        self.recorder = recorder
+        self._ids = itertools.count()
+        self._seeds = np.random.default_rng(seed)
+        self._live: dict[int, Sequence] = {}
+        self._queued: set[int] = set()
+        """Sequences that have not been admitted yet."""
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> tuple[int, ...]:
+        """Queue all choices of a request. Returns their sequence ids, in the order of the choices.
+
+        Raises `PromptTooLong` where prompt and new tokens exceed the context, `Overloaded` where the queue has no room for all.
+        """
+        count = request.sampling.n
+        if self.scheduler.room < count:
+            raise Overloaded(
+                f"The queue has room for {self.scheduler.room} sequences (--max-waiting); this request adds {count}."
+            )
+        now = self.clock.now()
+        seed = request.sampling.seed
+        if seed is None:
+            seed = int(self._seeds.integers(0, 1 << 63))
+        added = [
+            Sequence.start(id=next(self._ids), request=request, choice=choice, seed=seed, arrived=now)
+            for choice in range(count)
+        ]
+        for sequence in added:
+            self.scheduler.add(sequence)
+            self._live[sequence.id] = sequence
+            self._queued.add(sequence.id)
+        self.recorder.arrived(added)
+        return tuple(sequence.id for sequence in added)
+
+    def abort(self, sequence_id: int, reason: FinishReason = "abort") -> bool:
+        """End a sequence now and free its blocks; False when it had ended already."""
+        if sequence_id not in self._live:
+            return False
+        self.scheduler.abort(sequence_id)
+        self._retire(sequence_id, reason, self.clock.now())
+        self.recorder.idled()
+        return True
+
+    def step(self) -> StepReport:
+        """Compute one step and tell what it brought. A step that fails as a whole ends its sequences; the others go on."""
+        started = self.clock.now()
+        plan = self.scheduler.plan(started)
+        if plan.empty:
+            return StepReport()
+        admitted = self._first_admissions(plan)
+        self.recorder.planned(plan, admitted)
+        try:
+            outcome = self.executor.run(plan, self._live.__getitem__)
+        except Exception:
+            return self._give_up(plan)
+        now = self.clock.now()
+        last_tokens = {sampled.sequence_id: self._live[sampled.sequence_id].last_token for sampled in outcome.sampled}
+        settled = self.scheduler.settle(plan, outcome, now)
+        self.recorder.stepped(plan, outcome, self._live, last_tokens, now=now, seconds=now - started)
+        ends = {finished.sequence_id: finished.reason for finished in settled.finished}
+        events = tuple((sampled.sequence_id, self._event(sampled, ends)) for sampled in outcome.sampled)
+        for sequence_id, reason in ends.items():
+            self._retire(sequence_id, reason, now)
+        cached = tuple((sequence.id, sequence.cached_tokens or 0) for sequence in admitted)
+        return StepReport(events, cached, outcome.prompt_logprobs)
+
+    def _first_admissions(self, plan: StepPlan) -> list[Sequence]:
+        first = [sequence_id for sequence_id in plan.admitted if sequence_id in self._queued]
+        self._queued.difference_update(first)
+        return [self._live[sequence_id] for sequence_id in first]
+
+    def _event(self, sampled: Sampled, ends: Mapping[int, FinishReason]) -> TokenEvent:
+        sequence = self._live[sampled.sequence_id]
+        return TokenEvent(
+            choice=sequence.choice,
+            token=None if sampled.failed else sampled.token,
+            logprob=sampled.logprob,
+            finish_reason=ends.get(sampled.sequence_id),
+            stop_token=sequence.stop_token,
+        )
+
+    def _retire(self, sequence_id: int, reason: FinishReason, now: float) -> None:
+        """The scheduler has let go of the sequence; so does everybody else."""
+        sequence = self._live.pop(sequence_id)
+        self._queued.discard(sequence_id)
+        self.executor.forget(sequence_id)
+        self.recorder.finished(sequence, reason, now)
+
+    def _give_up(self, plan: StepPlan) -> StepReport:
+        """The step failed as a whole: its sequences end with an error. What they would have written is registered nowhere."""
+        logger.exception("A step failed; its %d sequences end with an error. The plan was %s", len(plan.chunks), plan)
+        events = []
+        for chunk in plan.chunks:
+            events.append((chunk.sequence_id, TokenEvent(self._live[chunk.sequence_id].choice, None, finish_reason="error")))
+            self.abort(chunk.sequence_id, "error")
+        return StepReport(tuple(events))

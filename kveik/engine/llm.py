@@ -1,0 +1,153 @@
+"""The offline face: prompts in, completions out, in the caller's own thread. No server, no event loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+
+from kveik.config import EngineConfig
+from kveik.engine.build import LoadedEngine, open_engine
+from kveik.engine.stream import Delta, RequestText, TokenEvent
+from kveik.errors import Broken, PromptTooLong, Unsupported
+from kveik.request.request import Request, SamplingParams
+from kveik.request.sequence import FinishReason
+from kveik.text.chat import chat_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One choice's answer to one prompt."""
+
+    prompt: int
+    """Index of the prompt it answers."""
+
+    choice: int
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were found in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A request inside the engine: its text so far, and which of its sequences is which choice."""
+
+    text: RequestText
+    sequences: Mapping[int, int]
+    """choice -> sequence id"""
+
+
+class LLM:
+    """A model with its cache, driven step by step by whoever iterates over its answers."""
+
+    def __init__(self, config: EngineConfig, report: Callable[[str], None] = lambda line: None) -> None:
+        self.loaded: LoadedEngine = open_engine(config, report)
+        self._ids = itertools.count()
+        self._answering: dict[int, tuple[Answering, int]] = {}
+        """sequence id -> (request, choice)"""
+
+    def close(self) -> None:
+        self.loaded.close()
+
+    def tokens_of_chat(self, messages: Items[Mapping[str, object]]) -> list[int]:
+        """Token ids of a conversation, ready for the model's answer. Raises `Unsupported` without a template."""
+        if self.loaded.chat_template is None:
+            raise Unsupported("This model has no chat template; give one with --chat-template FILE.")
+        return chat_tokens(self.loaded.chat_template, self.loaded.tokenizer, messages)
+
+    def room_after(self, prompt: Items[int]) -> int:
+        """New tokens that fit behind a prompt. Raises `PromptTooLong` when there is no room for one."""
+        room = self.loaded.max_model_len - len(prompt)
+        if room < 1:
+            raise PromptTooLong(tokens=len(prompt), allowed=self.loaded.max_model_len)
+        return room
+
+    def stream(self, prompt: Items[int], sampling: SamplingParams) -> Generator[Delta, None, None]:
+        """One prompt's deltas as they come. Closing the iterator frees the request's blocks."""
+        answering = self._submit(prompt, sampling)
+        try:
+            while not answering.text.finished:
+                yield from self._step().get(answering.text, [])
+        finally:
+            for sequence_id in answering.sequences.values():
+                self._forget(sequence_id, "abort")
+
+    def cached_tokens_last(self) -> int:
+        """Prompt tokens found in the cache by the request that was submitted last."""
+        return self._last.text.cached_tokens
+
+    def generate(self, prompts: Items[Items[int]], sampling: SamplingParams) -> list[Completion]:
+        """Answers to all prompts, in their order, choice by choice; the engine batches them as memory allows."""
+        waiting = list(reversed(list(enumerate(prompts))))
+        pending: dict[RequestText, int] = {}
+        texts: dict[tuple[int, int], list[Delta]] = {}
+        done: dict[int, RequestText] = {}
+        limit = self.loaded.config.schedule.max_waiting
+        while waiting or pending:
+            while waiting and self.loaded.engine.scheduler.waiting + sampling.n <= limit:
+                number, prompt = waiting.pop()
+                pending[self._submit(prompt, sampling).text] = number
+            for text, deltas in self._step().items():
+                number = pending[text]
+                for delta in deltas:
+                    texts.setdefault((number, delta.choice), []).append(delta)
+                if text.finished:
+                    done[pending.pop(text)] = text
+        return [_completion(number, choice, deltas, done[number]) for (number, choice), deltas in sorted(texts.items())]
+
+    def _submit(self, prompt: Items[int], sampling: SamplingParams) -> Answering:
+        room = self.room_after(prompt)
+        fitted = replace(sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room))
+        request = Request(id=f"offline-{next(self._ids)}", prompt=tuple(prompt), sampling=fitted)
+        ids = self.loaded.engine.add(request)
+        answering = Answering(RequestText(request, self.loaded.tokenizer), dict(enumerate(ids)))
+        for choice, sequence_id in answering.sequences.items():
+            self._answering[sequence_id] = (answering, choice)
+        self._last = answering
+        return answering
+
+    def _step(self) -> dict[RequestText, list[Delta]]:
+        """One step; what it brought, by request."""
+        report = self.loaded.engine.step()
+        for sequence_id, cached in report.admitted:
+            answering, choice = self._answering[sequence_id]
+            if choice == 0:
+                answering.text.cached_tokens = cached
+        for part in report.prompt_logprobs:
+            self._answering[part.sequence_id][0].text.add_prompt_logprobs(part.start, part.entries)
+        news: dict[RequestText, list[Delta]] = {}
+        for sequence_id, event in report.events:
+            entry = self._answering.get(sequence_id)
+            if entry is not None:
+                self._take(entry[0], sequence_id, event, news)
+        return news
+
+    def _take(self, answering: Answering, sequence_id: int, event: TokenEvent, news: dict[RequestText, list[Delta]]) -> None:
+        for delta in answering.text.take([event]):
+            if delta.finish_reason == "error":
+                raise Broken("A request failed inside the engine.")
+            if delta.finish_reason is not None:
+                self._forget(sequence_id, "stop")
+            news.setdefault(answering.text, []).append(delta)
+
+    def _forget(self, sequence_id: int, reason: FinishReason) -> None:
+        if self._answering.pop(sequence_id, None) is not None:
+            self.loaded.engine.abort(sequence_id, reason)
+
+
+def _completion(number: int, choice: int, deltas: list[Delta], text: RequestText) -> Completion:
+    reason = deltas[-1].finish_reason
+    assert reason is not None
+    return Completion(
+        prompt=number,
+        choice=choice,
+        text="".join(delta.text for delta in deltas),
+        tokens=tuple(token for delta in deltas for token in delta.tokens),
+        finish_reason=reason,
+        prompt_tokens=len(text.request.prompt),
+        cached_tokens=text.cached_tokens,
+    )

@@ -1,0 +1,295 @@
+"""The only thread that steps. Requests come in through a mailbox; tokens leave through streams.
+
+             submit / abort                        call_soon_threadsafe
+event loop ─────────────────▶ mailbox ─▶ step ─▶ stream.put ─────────────▶ reader turns tokens into text
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from kveik.config import StreamConfig
+from kveik.engine.engine import Engine, StepReport
+from kveik.engine.stream import RequestStream, TokenEvent
+from kveik.errors import Overloaded
+from kveik.request.request import Request
+from kveik.request.sequence import FinishReason
+from kveik.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_SECONDS = 60.0
+"""How often an idle engine checks its laws over the whole structure, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    stream: RequestStream
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End one choice of a stream that its reader has ended (a stop string), or all of them (nobody reads on)."""
+
+    stream: RequestStream
+    choice: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run something on the loop's thread, between steps."""
+
+    ask: Callable[[Engine], Any]
+    answer: Future[Any]
+
+
+Message = Submit | Abort | Call
+
+
+class EngineLoop:
+    """Owns the engine from `start` to `stop`; everything else may be called from any thread."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, config: StreamConfig, *, max_waiting: int) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._config = config
+        self._max_waiting = max_waiting
+        self._mailbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._unplaced = 0
+        self._draining = False
+        self._stopping = False
+        self._streams: dict[int, tuple[RequestStream, int]] = {}
+        """sequence id -> (stream, choice), of sequences that have not ended; touched by the loop's thread only."""
+        self._sequences: dict[RequestStream, dict[int, int]] = {}
+        """stream -> choice -> sequence id; the same facts the other way round."""
+        self._woken: set[RequestStream] = set()
+        self._idle_check_due = 0.0
+        self._thread = threading.Thread(target=self._run, name="kveik-step", daemon=True)
+
+    # Any thread.
+
+    @property
+    def active(self) -> int:
+        """Sequences that have not ended, those in the mailbox included."""
+        return len(self._streams) + self._unplaced
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queue a request. Call it from a running event loop, which will be the stream's reader.
+
+        Raises `Overloaded` when the queue is full (429) or the engine drains or has stopped (503).
+        """
+        stream = RequestStream(
+            request,
+            self._tokenizer,
+            buffer_tokens=self._config.stream_buffer_tokens,
+            abort=self._send_abort,
+            reader=asyncio.get_running_loop(),
+        )
+        # The message goes out under the lock: once `drain` has been called, none can follow.
+        with self._lock:
+            self._check_room(request.sampling.n)
+            self._unplaced += request.sampling.n
+            self._mailbox.put(Submit(stream))
+        return stream
+
+    def _check_room(self, count: int) -> None:
+        if self._draining or not self.alive:
+            raise Overloaded("The server is stopping and takes no new requests.", retry_after=5, status=503)
+        waiting = self._engine.scheduler.waiting + self._unplaced
+        if waiting + count > self._max_waiting:
+            raise Overloaded(
+                f"The queue holds {waiting} sequences and takes at most {self._max_waiting} (--max-waiting); "
+                f"this request adds {count}."
+            )
+
+    def drain(self) -> None:
+        """From now on refuse new requests; those inside go on."""
+        with self._lock:
+            self._draining = True
+
+    async def ask(self, question: Callable[[Engine], Any]) -> Any:
+        """Run `question(engine)` between steps, on the loop's thread, and give its answer."""
+        call = Call(question, Future())
+        with self._lock:
+            if self._draining or not self.alive:
+                raise Overloaded("The engine is stopping and answers no more questions.", retry_after=5, status=503)
+            self._mailbox.put(call)
+        return await asyncio.wrap_future(call.answer)
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End every sequence with `abort`, then the thread."""
+        self.drain()
+        self._stopping = True
+        self._mailbox.put(None)
+        self._thread.join(timeout)
+
+    def _send_abort(self, stream: RequestStream, choice: int | None) -> None:
+        self._mailbox.put(Abort(stream, choice))
+
+    # The loop's thread.
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._read_mail()
+                if self._engine.has_work:
+                    self._deliver(self._engine.step())
+                self._wake_readers()
+            except Exception:
+                # A fault outside the model's step (plan, settle, delivery): the books may be wrong, so nobody is served on.
+                logger.exception("The step loop broke; it stops and every request ends with an error.")
+                self.drain()
+                self._end_all("error")
+                self._wake_readers()
+                return
+        self._end_all("abort")
+        self._wake_readers()
+
+    def _read_mail(self) -> None:
+        """Handle every message that is there; sleep for the next one when there is no work."""
+        if not self._engine.has_work:
+            self._wake_readers()
+            self._handle(self._wait_for_mail())
+        while True:
+            try:
+                self._handle(self._mailbox.get_nowait())
+            except queue.Empty:
+                return
+
+    def _wait_for_mail(self) -> Message | None:
+        try:
+            return self._mailbox.get(timeout=1.0)
+        except queue.Empty:
+            self._check_when_idle()
+            return self._mailbox.get()
+
+    def _check_when_idle(self) -> None:
+        now = time.monotonic()
+        if now >= self._idle_check_due:
+            self._engine.scheduler.check()
+            self._idle_check_due = now + IDLE_CHECK_SECONDS
+
+    def _handle(self, message: Message | None) -> None:
+        match message:
+            case Submit(stream):
+                self._place(stream)
+            case Abort(stream, choice):
+                self._abort(stream, choice)
+            case Call(ask, answer):
+                _answer(ask, answer, self._engine)
+
+    def _place(self, stream: RequestStream) -> None:
+        ids = self._engine.add(stream.request)
+        with self._lock:
+            self._unplaced -= len(ids)
+        self._sequences[stream] = dict(enumerate(ids))
+        for choice, sequence_id in enumerate(ids):
+            self._streams[sequence_id] = (stream, choice)
+
+    def _abort(self, stream: RequestStream, choice: int | None) -> None:
+        if choice is None:
+            self._end(stream, "abort")
+            return
+        # A choice that its reader ended had found a stop string.
+        sequence_id = self._sequences.get(stream, {}).get(choice)
+        if sequence_id is not None:
+            self._forget(sequence_id)
+            self._engine.abort(sequence_id, "stop")
+
+    def _deliver(self, report: StepReport) -> None:
+        for sequence_id, cached in report.admitted:
+            stream, choice = self._streams[sequence_id]
+            if choice == 0:
+                stream.put_admission(cached)
+        for part in report.prompt_logprobs:
+            self._streams[part.sequence_id][0].put_prompt_logprobs(part.start, part.entries)
+        for sequence_id, event in report.events:
+            # A sequence may have been ended by the event before it, with its stream.
+            if sequence_id in self._streams:
+                self._put(self._streams[sequence_id][0], sequence_id, event)
+
+    def _put(self, stream: RequestStream, sequence_id: int, event: TokenEvent) -> None:
+        fits = stream.put(event)
+        self._woken.add(stream)
+        if event.finish_reason is not None:
+            self._forget(sequence_id)
+        elif not fits:
+            self._engine.recorder.overrun()
+            self._end(stream, "abort")
+
+    def _end(self, stream: RequestStream, reason: FinishReason) -> None:
+        """End all choices of a stream from our side, and tell its reader."""
+        for choice, sequence_id in list(self._sequences.get(stream, {}).items()):
+            self._forget(sequence_id)
+            self._engine.abort(sequence_id, reason)
+            stream.put(TokenEvent(choice, None, finish_reason=reason))
+        self._woken.add(stream)
+
+    def _end_all(self, reason: FinishReason) -> None:
+        while True:
+            try:
+                message = self._mailbox.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(message, Submit):
+                self._refuse_late(message.stream, reason)
+            elif isinstance(message, Call):
+                message.answer.cancel()
+        for stream in list(self._sequences):
+            self._end(stream, reason)
+
+    def _refuse_late(self, stream: RequestStream, reason: FinishReason) -> None:
+        for choice in range(stream.request.sampling.n):
+            stream.put(TokenEvent(choice, None, finish_reason=reason))
+        self._woken.add(stream)
+
+    def _forget(self, sequence_id: int) -> None:
+        stream, choice = self._streams.pop(sequence_id)
+        choices = self._sequences[stream]
+        del choices[choice]
+        if not choices:
+            del self._sequences[stream]
+
+    def _wake_readers(self) -> None:
+        """One call into each reader's event loop per step, however many streams have news there."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
+        for stream in self._woken:
+            by_loop.setdefault(stream.reader, []).append(stream)
+        self._woken.clear()
+        for reader, streams in by_loop.items():
+            try:
+                reader.call_soon_threadsafe(_wake, streams)
+            except RuntimeError:
+                # The reader's event loop has closed: nobody can read on.
+                for stream in streams:
+                    self._abort(stream, None)
+
+
+def _wake(streams: list[RequestStream]) -> None:
+    for stream in streams:
+        stream.wake()
+
+
+def _answer(ask: Callable[[Engine], Any], answer: Future[Any], engine: Engine) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(ask(engine))
+    except Exception as error:
+        answer.set_exception(error)

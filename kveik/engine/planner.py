@@ -1,0 +1,168 @@
+"""What a model will take on this machine, worked out before any of it is taken."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kveik.cache.budget import MemoryPlan, plan_memory
+from kveik.cache.layout import BlockLayout
+from kveik.config import EngineConfig, ScheduleConfig
+from kveik.engine.machine import ThreadPlan, bf16_support, cpu_threads, memory_available
+from kveik.errors import BadValue, DoesNotFit
+from kveik.model.spec import ModelSpec, tensor_shapes
+
+ROOT = Path("/")
+LOGITS_COPIES = 3
+"""float32 copies of the logits that sampling holds at once: the logits, probabilities, and what is sorted of them."""
+
+ACTIVATION_COPIES = 3
+"""Intermediate results of a layer that are alive at once, in multiples of its widest one."""
+
+DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """Arithmetic, threads and memory for one model under one configuration."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    max_model_len: int
+    max_chunk: int
+    """Tokens of one sequence in one step at most."""
+
+    threads: ThreadPlan
+    memory: MemoryPlan
+
+    def lines(self) -> tuple[str, ...]:
+        """The plan in sentences, for the start-up log and `kveik plan`."""
+        spec = self.spec
+        return (
+            f"{spec.architecture}: {spec.layers} layers, {spec.heads} heads over {spec.kv_heads} of keys and values, "
+            f"{spec.vocab} tokens of vocabulary, made for {spec.context} tokens of context",
+            f"arithmetic in {dtype_name(self.dtype)}, keys and values in {dtype_name(self.kv_dtype)}",
+            self.threads.sentence,
+            *self.memory.lines(),
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> Literal["bfloat16", "float32"]:
+    return "bfloat16" if dtype is torch.bfloat16 else "float32"
+
+
+def plan_model(
+    config: EngineConfig,
+    spec: ModelSpec,
+    *,
+    available_bytes: int | None = None,
+    weight_bytes: int | None = None,
+    workspace_bytes: int | None = None,
+    root: Path = ROOT,
+) -> ModelPlan:
+    """Plan with what is known: bytes that are not given are read (memory) or estimated (weights, workspace).
+
+    Raises `DoesNotFit`, with the arithmetic and what would work, when one sequence of the full context has no room.
+    """
+    dtype = _dtype(config.model.dtype, root)
+    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DTYPES[config.cache.kv_cache_dtype]
+    max_model_len = _context(config, spec)
+    max_chunk = chunk_at_most(config.schedule)
+    if available_bytes is None:
+        available_bytes = memory_available(root).bytes
+    if weight_bytes is None:
+        weight_bytes = estimated_weight_bytes(spec, dtype)
+    if workspace_bytes is None:
+        workspace_bytes = estimated_workspace_bytes(config, spec, dtype, max_model_len)
+    _check_weights(weight_bytes, available_bytes, config.cache.gpu_memory_utilization)
+    memory = plan_memory(
+        layouts=tuple(BlockLayout(group, config.cache.block_size, kv_dtype.itemsize) for group in spec.groups),
+        max_model_len=max_model_len,
+        max_chunk=max_chunk,
+        available_bytes=available_bytes,
+        weight_bytes=weight_bytes,
+        workspace_bytes=workspace_bytes,
+        gpu_memory_utilization=config.cache.gpu_memory_utilization,
+        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
+        num_gpu_blocks_override=config.cache.num_gpu_blocks_override,
+    )
+    _check_cache(memory)
+    threads = cpu_threads(
+        root,
+        os.sched_getaffinity(0),
+        threads=config.model.threads,
+        omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
+    )
+    return ModelPlan(spec, dtype, kv_dtype, max_model_len, max_chunk, threads, memory)
+
+
+def _dtype(asked: str, root: Path) -> torch.dtype:
+    if asked == "auto":
+        return torch.bfloat16 if bf16_support(root).native else torch.float32
+    return DTYPES[asked]
+
+
+def _context(config: EngineConfig, spec: ModelSpec) -> int:
+    asked = config.model.max_model_len
+    if asked is None:
+        return spec.context
+    if asked > spec.context:
+        raise BadValue(
+            f"--max-model-len is {asked}, but the model was made for {spec.context} tokens of context.", param="max_model_len"
+        )
+    return asked
+
+
+def chunk_at_most(schedule: ScheduleConfig) -> int:
+    """Tokens of one sequence in one step at most."""
+    cap = schedule.long_prefill_token_threshold or schedule.prefill_chunk_size
+    return min(schedule.prefill_chunk_size, schedule.max_num_batched_tokens, cap)
+
+
+def estimated_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of all tensors in the target type; tied embeddings count twice where the projection keeps a packed copy."""
+    values = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    if spec.tied and dtype is torch.bfloat16:
+        values += spec.vocab * spec.hidden
+    return values * dtype.itemsize
+
+
+def estimated_workspace_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> int:
+    """Bytes of one step's intermediate results at most: activations, gathered keys and values, logits."""
+    tokens = min(config.schedule.max_num_batched_tokens, config.schedule.prefill_chunk_size + config.schedule.max_num_seqs)
+    heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    activations = tokens * (spec.hidden * 2 + max(heads, 2 * spec.intermediate)) * dtype.itemsize * ACTIVATION_COPIES
+    gathered = max_model_len * 2 * spec.kv_heads * spec.head_dim * dtype.itemsize * 2
+    return activations + gathered + logits_bytes(config, spec)
+
+
+def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes that the logits of a full step and their sampling take."""
+    return config.schedule.max_num_seqs * spec.vocab * 4 * LOGITS_COPIES
+
+
+def _check_weights(weight_bytes: int, available_bytes: int, utilization: float) -> None:
+    allowed = int(available_bytes * utilization)
+    if weight_bytes > allowed:
+        raise DoesNotFit(
+            f"The weights need {weight_bytes} bytes; --gpu-memory-utilization {utilization:g} of the {available_bytes} bytes "
+            f"that can be had is {allowed}."
+        )
+
+
+def _check_cache(memory: MemoryPlan) -> None:
+    """A cache size that the user named outright may still be more than the machine has."""
+    needed = memory.cache_bytes + memory.weight_bytes + memory.workspace_bytes
+    if needed > memory.available_bytes:
+        room = max(0, memory.available_bytes - memory.weight_bytes - memory.workspace_bytes)
+        raise DoesNotFit(
+            f"Blocks of {memory.cache_bytes} bytes ({memory.source}), weights of {memory.weight_bytes} and a workspace of "
+            f"{memory.workspace_bytes} are {needed} bytes together; {memory.available_bytes} can be had. "
+            f"Blocks may take {room} bytes."
+        )

@@ -1,0 +1,103 @@
+"""Turns what the engine did into events. Knows nothing of who reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kveik.observe.bus import EventBus
+from kveik.observe.events import (
+    BlockCounts,
+    FirstToken,
+    Load,
+    LoadChanged,
+    Preempted,
+    RequestAdmitted,
+    RequestArrived,
+    RequestFinished,
+    Stepped,
+    StreamOverrun,
+)
+from kveik.request.sequence import FinishReason, Sequence
+from kveik.schedule.plan import StepOutcome, StepPlan
+from kveik.schedule.scheduler import Scheduler
+
+
+class Recorder:
+    """Publishes events about one engine's scheduler and its sequences."""
+
+    def __init__(self, bus: EventBus, scheduler: Scheduler) -> None:
+        self._bus = bus
+        self._scheduler = scheduler
+
+    def arrived(self, sequences: Iterable[Sequence]) -> None:
+        choices = list(sequences)
+        self._bus.publish(RequestArrived(choices[0].prompt_length, len(choices)))
+        self._bus.publish(LoadChanged(self._load()))
+
+    def planned(self, plan: StepPlan, first_admissions: Iterable[Sequence]) -> None:
+        """`first_admissions`: those that left the queue for the first time. A request's first choice speaks for it."""
+        for sequence in first_admissions:
+            if sequence.choice == 0:
+                assert sequence.admitted is not None
+                self._bus.publish(
+                    RequestAdmitted(
+                        prompt_tokens=sequence.prompt_length,
+                        cached_tokens=sequence.cached_tokens or 0,
+                        queue_seconds=sequence.admitted - sequence.arrived,
+                        queried=sequence.sampling.prompt_logprobs is None,
+                    )
+                )
+        for _ in plan.preempted:
+            self._bus.publish(Preempted())
+
+    def stepped(
+        self,
+        plan: StepPlan,
+        outcome: StepOutcome,
+        live: Mapping[int, Sequence],
+        last_tokens: Mapping[int, float | None],
+        *,
+        now: float,
+        seconds: float,
+    ) -> None:
+        """`last_tokens`: when each sampling sequence's token before this step's came, None for its first; before settling."""
+        gaps = []
+        for sequence_id, before in last_tokens.items():
+            if before is not None:
+                gaps.append(now - before)
+            elif (sequence := live.get(sequence_id)) is not None and sequence.first_token is not None:
+                self._bus.publish(FirstToken(now - sequence.arrived))
+        self._bus.publish(
+            Stepped(
+                prefill_tokens=plan.tokens - plan.decodes,
+                decode_tokens=plan.decodes,
+                new_tokens=sum(not sampled.failed for sampled in outcome.sampled),
+                rows=len(plan.chunks),
+                seconds=seconds,
+                load=self._load(),
+                gaps=tuple(gaps),
+            )
+        )
+
+    def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self._bus.publish(
+            RequestFinished(
+                reason=reason,
+                prompt_tokens=sequence.prompt_length,
+                cached_tokens=sequence.cached_tokens or 0,
+                output_tokens=sequence.output_count,
+                seconds=now - sequence.arrived,
+            )
+        )
+
+    def idled(self) -> None:
+        """Something ended outside a step."""
+        self._bus.publish(LoadChanged(self._load()))
+
+    def overrun(self) -> None:
+        self._bus.publish(StreamOverrun())
+
+    def _load(self) -> Load:
+        scheduler = self._scheduler
+        blocks = tuple(BlockCounts(usage.free, usage.cached, usage.held) for usage in scheduler.ledger.usage)
+        return Load(scheduler.running, scheduler.waiting, blocks)

@@ -1,0 +1,71 @@
+"""How much memory a step takes beside weights and blocks: measured by running one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kveik.cache.layout import BlockLayout, blocks_for
+from kveik.cache.storage import BlockStorage
+from kveik.engine.planner import ModelPlan
+from kveik.kernels.attention import AttentionBatch
+from kveik.model.batch import StepBatch
+from kveik.model.decoder import Decoder
+
+PROBE_TOKENS = 64
+"""Tokens of the measured step; what it takes grows with them, so it is scaled up to a full step's."""
+
+PROBE_BLOCK_SIZE = 16
+
+
+def measured_activation_bytes(decoder: Decoder, plan: ModelPlan) -> int | None:
+    """Bytes that a step of `plan.max_chunk` tokens takes at its peak; None where the kernel does not tell."""
+    tokens = min(PROBE_TOKENS, plan.max_chunk, plan.max_model_len)
+    layouts = [BlockLayout(group, PROBE_BLOCK_SIZE, plan.kv_dtype.itemsize) for group in decoder.spec.groups]
+    blocks = blocks_for(tokens, PROBE_BLOCK_SIZE)
+    storage = BlockStorage(layouts, [blocks] * len(layouts), plan.kv_dtype)
+    batch = _batch(decoder, tokens, blocks)
+    if not _forget_peak():
+        return None
+    before = _status_bytes("VmRSS")
+    with torch.inference_mode():
+        decoder.logits(decoder.forward(batch, storage.tensors))
+    peak = _status_bytes("VmHWM")
+    return max(0, peak - before) * -(-plan.max_chunk // tokens)
+
+
+def _batch(decoder: Decoder, tokens: int, blocks: int) -> StepBatch:
+    """One cold prompt of `tokens` tokens."""
+    positions = torch.arange(tokens)
+    groups = tuple(
+        AttentionBatch(
+            tables=torch.arange(blocks, dtype=torch.int32)[None],
+            slots=positions.clone(),
+            query_starts=torch.tensor([0, tokens], dtype=torch.int32),
+            contexts=torch.tensor([tokens], dtype=torch.int32),
+            decodes=0,
+            block_size=PROBE_BLOCK_SIZE,
+            window=group.window,
+        )
+        for group in decoder.spec.groups
+    )
+    return StepBatch(
+        token_ids=positions % decoder.spec.vocab, positions=positions, groups=groups, wanted=torch.tensor([tokens - 1])
+    )
+
+
+def _forget_peak() -> bool:
+    """Let VmHWM start again from what is resident now."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"/proc/self/status has no {name}")
