@@ -69,7 +69,9 @@ class Tokenizer:
     def encode_without(self, text: str, excluded: frozenset[int], *, add_special: bool = False) -> list[int]:
         """As `encode`, but with the added tokens in `excluded` not recognised in the text."""
         _check_characters(text)
-        ids: list[int] = self._variant(excluded).encode(text, add_special_tokens=add_special).ids
+        # A batch of one: `encode` holds Python's lock throughout, which would stop every stream while a long prompt is cut.
+        (encoding,) = self._variant(excluded).encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
