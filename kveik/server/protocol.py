@@ -51,6 +51,20 @@ BiasField = Annotated[
         }
     ),
 ]
+_PART = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]}
+MessageField = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "required": ["role"],
+            "properties": {"role": {"type": "string", "minLength": 1}, "content": _CONTENT},
+        }
+    ),
+]
+"""Looked at by `kveik.text.messages`, which knows what templates can use."""
+
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS)]
 
 
@@ -110,7 +124,7 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[MessageField] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -125,7 +139,7 @@ class TokenizeBody(_Body):
     """POST /tokenize: a prompt, or the messages of a chat."""
 
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[MessageField], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
