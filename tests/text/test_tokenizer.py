@@ -1,0 +1,280 @@
+"""Tokenizers from model folders, and what every tokenizer promises."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Core
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from kveik.errors import BadValue, ModelBroken, Unsupported
+from kveik.text.gguf_vocabulary import tokenizer_from_gguf
+from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
+from tests.text.vocabularies import (
+    NASTY,
+    byte_ids,
+    byte_level_core,
+    byte_level_metadata,
+    byte_level_tokenizer,
+    real_tokenizer,
+    sentencepiece_metadata,
+)
+
+CatalogueFile = Callable[[str], Path]
+
+
+def saved(folder: Path, core: Core, **files: dict[str, object]) -> Path:
+    folder.mkdir(exist_ok=True)
+    core.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def core_of(tokenizer: Tokenizer) -> Core:
+    return tokenizer._variant(frozenset())
+
+
+def byte_level() -> Core:
+    return Core.from_str(byte_level_core())
+
+
+def with_bos(core: Core) -> Core:
+    token = core.token_to_id("<|start|>")
+    core.post_processor = processors.TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", token)])
+    return core
+
+
+def metaspace() -> Core:
+    """SentencePiece as newer tokenizer.json files write it: a Metaspace on both sides."""
+    core = core_of(tokenizer_from_gguf(sentencepiece_metadata()))
+    core.normalizer = None
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return core
+
+
+def sentencepiece() -> Core:
+    return core_of(tokenizer_from_gguf(sentencepiece_metadata()))
+
+
+CORES = pytest.mark.parametrize("make", [byte_level, lambda: with_bos(byte_level()), sentencepiece, metaspace])
+
+
+@CORES
+def test_a_folders_ids_and_text_equal_transformers(tmp_path: Path, make: Callable[[], Core]) -> None:
+    folder = saved(tmp_path, make(), tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast"})
+    ours, theirs = tokenizer_from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    for text in [*NASTY, "<|start|>a<|end|><think>", "<turn>x<tag>y"]:
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        ids = ours.encode(text, add_special=False)
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special=skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", pytest.param("gemma-3-270m", marks=pytest.mark.slow)])
+def test_a_real_vocabulary_saved_as_a_folder_is_the_same_tokenizer(
+    catalogue_file: CatalogueFile, tmp_path: Path, name: str
+) -> None:
+    ours = real_tokenizer(catalogue_file(name))
+    PreTrainedTokenizerFast(tokenizer_object=core_of(ours)).save_pretrained(tmp_path)
+    again, theirs = tokenizer_from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert again.vocab_size == ours.vocab_size
+    assert again.special_ids == ours.special_ids
+    assert again.spelling == ours.spelling
+    for text in NASTY:
+        ids = again.encode(text, add_special=False)
+        assert ids == ours.encode(text, add_special=False) == theirs(text, add_special_tokens=False)["input_ids"]
+        assert again.decode(ids) == ours.decode(ids)
+        assert again.encode(text, parse_special=False) == ours.encode(text, add_special=False, parse_special=False)
+
+
+def test_end_tokens_are_the_union_of_all_files(tmp_path: Path) -> None:
+    core = byte_level()
+    start, end, think = (core.token_to_id(text) for text in ("<|start|>", "<|end|>", "<think>"))
+    folder = saved(
+        tmp_path,
+        core,
+        tokenizer_config={"eos_token": {"content": "<|end|>"}, "bos_token": "<|start|>"},
+        config={"eos_token_id": start},
+        generation_config={"eos_token_id": [end, think]},
+    )
+    ours = tokenizer_from_folder(folder)
+    assert ours.eos_ids == {start, end, think}
+    assert ours.bos == start
+    assert ours.named == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+
+
+def test_end_tokens_that_are_no_ids_are_left_out(tmp_path: Path) -> None:
+    folder = saved(tmp_path, byte_level(), config={"eos_token_id": None}, generation_config={"eos_token_id": [True, "x", 7]})
+    assert tokenizer_from_folder(folder).eos_ids == {7}
+
+
+def test_truncation_and_padding_in_the_file_do_not_change_a_prompt(tmp_path: Path) -> None:
+    core = byte_level()
+    core.enable_truncation(4)
+    core.enable_padding(length=64)
+    ours = tokenizer_from_folder(saved(tmp_path, core))
+    text = "a long text, longer than four tokens"
+    assert ours.decode(ours.encode(text)) == text
+
+
+def test_ids_with_gaps_count_up_to_the_highest(tmp_path: Path) -> None:
+    core = Core(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
+    core.decoder = decoders.ByteLevel()
+    ours = tokenizer_from_folder(saved(tmp_path, core))
+    assert ours.vocab_size == 8
+    assert [ours.token_bytes(token) for token in range(9)] == [b"a", *[b""] * 6, b"b", b""]
+
+
+def test_a_folder_without_a_tokenizer_is_a_broken_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelBroken, match=r"no tokenizer\.json"):
+        tokenizer_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"model": {"type": "Nothing"}}'])
+def test_a_tokenizer_that_cannot_be_read_is_a_broken_model(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelBroken, match="cannot be read"):
+        tokenizer_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "name"), [(decoders.WordPiece(), "WordPiece"), (decoders.CTC(), "CTC"), (None, "no decoder")]
+)
+def test_a_decoder_we_do_not_know_is_refused_by_name(tmp_path: Path, decoder: decoders.Decoder | None, name: str) -> None:
+    core = Core(models.BPE(vocab={"a": 0}, merges=[]))
+    if decoder is not None:
+        core.decoder = decoder
+    with pytest.raises(Unsupported, match=name):
+        tokenizer_from_folder(saved(tmp_path, core))
+
+
+# Text in.
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udc00b", "\ud83d", "ok \udfff"])
+def test_half_a_surrogate_pair_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(BadValue, match=r"U\+D[89CDEF][0-9A-F]{2} at character \d"):
+        byte_level_tokenizer().encode(text)
+
+
+@pytest.mark.parametrize("make", [byte_level_tokenizer, lambda: tokenizer_from_gguf(sentencepiece_metadata())])
+def test_valid_text_comes_back_unchanged(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    for text in NASTY:
+        plain = tokenizer.encode(text, add_special=False, parse_special=False)
+        # A literal U+2581 is a space to SentencePiece.
+        wanted = text if tokenizer.spelling.byte_level else text.replace("\u2581", " ")
+        assert tokenizer.decode(plain) == wanted
+
+
+def test_plain_encoding_leaves_the_shared_tokenizer_as_it_was() -> None:
+    tokenizer = byte_level_tokenizer()
+    before = tokenizer.encode("<|start|>x")
+    assert tokenizer.encode("<|start|>x", parse_special=False) != before
+    assert tokenizer.encode("<|start|>x") == before
+
+
+def test_threads_may_share_a_tokenizer() -> None:
+    tokenizer = byte_level_tokenizer()
+    texts = [f"<|start|>{text}<|end|>" for text in NASTY]
+    wanted = [(tokenizer.encode(text), tokenizer.encode(text, parse_special=False)) for text in texts]
+    wrong: list[str] = []
+
+    def work() -> None:
+        fresh = [(tokenizer.encode(text), tokenizer.encode(text, parse_special=False)) for text in texts]
+        wrong.extend(text for text, got, want in zip(texts, fresh, wanted, strict=True) if got != want)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_variants_without_some_markers_are_bounded() -> None:
+    tokenizer = byte_level_tokenizer()
+    for size in range(40):
+        tokenizer.encode_without("x", frozenset(range(size)))
+    assert len(tokenizer._variants) <= 8
+
+
+def test_a_normalizer_also_holds_for_plain_encoding() -> None:
+    core = byte_level()
+    core.normalizer = normalizers.NFC()
+    from_core = Tokenizer(core, byte_level_tokenizer().spelling)
+    assert from_core.encode("e\u0301", parse_special=False) == from_core.encode("é")
+
+
+# Tokens out.
+
+
+def test_a_tokens_text_is_readable_and_its_bytes_are_exact() -> None:
+    tokenizer = byte_level_tokenizer()
+    first, second = byte_ids(tokenizer, "é".encode())
+    assert (tokenizer.token_bytes(first), tokenizer.token_bytes(second)) == (b"\xc3", b"\xa9")
+    assert tokenizer.token_text(first) == "\ufffd"
+    (the,) = tokenizer.encode(" the", add_special=False)
+    assert tokenizer.token_text(the) == " the"
+    end = tokenizer.special_id("<|end|>")
+    assert end is not None
+    assert tokenizer.token_text(end) == "<|end|>"
+
+
+@pytest.mark.parametrize("token", [-1, 10**6, 2**40])
+def test_ids_outside_the_vocabulary_have_no_text(token: int) -> None:
+    tokenizer = byte_level_tokenizer()
+    assert tokenizer.token_bytes(token) == b""
+    assert tokenizer.token_text(token) == ""
+    assert tokenizer.decode([token]) == ""
+
+
+def test_an_added_token_of_characters_in_the_byte_alphabet_is_text() -> None:
+    core = byte_level()
+    core.add_special_tokens([AddedToken("<é>", normalized=False)])
+    tokenizer = Tokenizer(core, byte_level_tokenizer().spelling)
+    token = tokenizer.special_id("<é>")
+    assert token is not None
+    # tokenizers' own decoder takes é for the byte 0xE9 here and gives a replacement mark.
+    assert tokenizer.decode([token], skip_special=False) == "<é>"
+
+
+def test_special_ids_are_found_by_their_exact_text_only() -> None:
+    tokenizer = byte_level_tokenizer()
+    assert tokenizer.special_id("<|end|>") in tokenizer.special_ids
+    assert tokenizer.special_id("<|end|> ") is None
+    assert tokenizer.special_id("the") is None
+    # A tag is text: a stop string finds it in the output.
+    assert tokenizer.special_id("<think>") is None
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma-3-270m"])
+def test_the_bytes_of_all_tokens_are_those_of_the_librarys_decoder(catalogue_file: CatalogueFile, name: str) -> None:
+    tokenizer = real_tokenizer(catalogue_file(name))
+    core = core_of(tokenizer)
+    for token in range(0, tokenizer.vocab_size, 7):
+        assert tokenizer.token_text(token) == core.decode([token], skip_special_tokens=False)
+
+
+def test_invalid_bytes_become_one_mark_per_maximal_subpart() -> None:
+    tokenizer = tokenizer_from_gguf(sentencepiece_metadata(prefix=False))
+    for data in (b"\xe4\xbd", b"\xe4\xbda", b"\xf0\x9f\x8cx\x80", b"\xe4\xbd\xa0\xff", b"\xc0\x80"):
+        assert tokenizer.decode(byte_ids(tokenizer, data)) == data.decode("utf-8", "replace")
+
+
+def test_gguf_and_folder_agree_on_what_is_special(tmp_path: Path) -> None:
+    from_gguf = tokenizer_from_gguf(byte_level_metadata())
+    from_folder = tokenizer_from_folder(saved(tmp_path, byte_level()))
+    assert from_gguf.special_ids == from_folder.special_ids
+    for text in NASTY:
+        assert from_gguf.encode(text) == from_folder.encode(text)
