@@ -4,7 +4,7 @@
     · padding to the alignment · tensor data, each at its offset
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is parsed here rather than with the gguf
-package's reader, which takes seconds to walk a vocabulary of 150k strings; the bits of quantised blocks are the package's.
+package's reader, which takes seconds to walk a vocabulary of 150k strings; `dequantize` undoes the quantised blocks.
 Everything that a file says about itself is checked against its length before it is believed.
 """
 
@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from kveik.errors import ModelBroken, Unsupported
+from kveik.model.dequantize import dequantize_rows
 
 Kind = GGMLQuantizationType
 PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
@@ -38,8 +38,9 @@ DIMENSIONS_MAX = 4
 NESTING_MAX = 4
 """Arrays of arrays that are followed; the format sets no bound, and no known file nests at all."""
 
-CHUNK_VALUES = 1 << 20
-"""Values dequantised at a time, so that the float32 copy of a tensor is never held whole (4 MB)."""
+CHUNK_VALUES = 1 << 18
+"""Values dequantised at a time, so that the float32 copy of a tensor is never held whole, and stays in
+the processor's cache (1 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,4 +245,4 @@ def read_tensor(path: Path, tensor: GgufTensor, store: Callable[[int, Tensor], N
         if tensor.kind in PLAIN:
             store(first, torch.from_numpy(chunk).view(PLAIN[tensor.kind]))
         else:
-            store(first, torch.from_numpy(dequantize(chunk, tensor.kind)))
+            store(first, dequantize_rows(torch.from_numpy(chunk), tensor.kind))
