@@ -27,7 +27,7 @@ class Claims:
         mine = {key: None for key in keys if key not in self._owner}
         if mine:
             self._owner.update(dict.fromkeys(mine, owner))
-            self._claimed[owner] = mine
+            self._claimed.setdefault(owner, {}).update(mine)
 
     def fulfil(self, owner: int, key: bytes) -> None:
         """The owner has computed it; nothing where the claim was not his."""

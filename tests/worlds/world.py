@@ -109,9 +109,7 @@ class Run:
             enable_prefix_caching=world.caching,
         )
         self.scheduler = Scheduler(self.ledger, world.limits, world.max_model_len, frozenset({EOS}))
-        self.executor = MemoryExecutor(
-            world.groups, world.blocks, self.ledger, vocabulary=VOCABULARY, caching=world.caching
-        )
+        self.executor = MemoryExecutor(world.groups, world.blocks, self.ledger, vocabulary=VOCABULARY, caching=world.caching)
         self.everybody: list[Sequence] = []
         self.preemptions = 0
         self.steps = 0

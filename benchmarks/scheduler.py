@@ -1,0 +1,69 @@
+"""What a step costs without a model: `plan` and `settle` with N running decodes, prompts of 512 tokens, block size 16.
+
+python benchmarks/scheduler.py [N …]          default: 256 1024
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import sys
+import time
+
+from kveik.cache.layout import LayerGroup
+from kveik.cache.ledger import CacheLedger
+from kveik.config import ScheduleConfig
+from kveik.request.request import Request, SamplingParams
+from kveik.request.sequence import Sequence
+from kveik.schedule.plan import Sampled, StepOutcome
+from kveik.schedule.scheduler import Scheduler
+
+PROMPT = 512
+NEW = 300
+BLOCK = 16
+
+
+def build(count: int) -> Scheduler:
+    length = PROMPT + NEW
+    group = LayerGroup(tuple(range(30)), 3, 64, None)
+    ledger = CacheLedger(
+        [group], [count * (length // BLOCK + 2) + 1000], block_size=BLOCK, rows=count, max_model_len=8192 // 4, max_chunk=8192
+    )
+    limits = ScheduleConfig(max_num_seqs=count, max_num_batched_tokens=8192, prefill_chunk_size=8192, max_waiting=count)
+    scheduler = Scheduler(ledger, limits, 8192 // 4)
+    chance = random.Random(0)
+    for number in range(count):
+        prompt = tuple(chance.randrange(49_000) for _ in range(PROMPT))
+        request = Request(id=str(number), prompt=prompt, sampling=SamplingParams(max_tokens=NEW, ignore_eos=True))
+        scheduler.add(Sequence.start(id=number, request=request, choice=0, seed=0, arrived=0.0))
+    return scheduler
+
+
+def measure(count: int) -> None:
+    scheduler = build(count)
+    plans: list[float] = []
+    settles: list[float] = []
+    gc.freeze()
+    while scheduler.has_work:
+        start = time.perf_counter()
+        plan = scheduler.plan(start)
+        planned = time.perf_counter()
+        outcome = StepOutcome(tuple(Sampled(chunk.sequence_id, 7) for chunk in plan.chunks if chunk.samples))
+        ran = time.perf_counter()
+        settled = scheduler.settle(plan, outcome, ran)
+        end = time.perf_counter()
+        if plan.decodes == count == len(plan.chunks) and not settled.finished:
+            plans.append((planned - start) * 1e6)
+            settles.append((end - ran) * 1e6)
+    both = [a + b for a, b in zip(plans, settles, strict=True)]
+    print(
+        f"{count} decodes, {len(both)} steps: plan {statistics.median(plans):.0f} µs, "
+        f"settle {statistics.median(settles):.0f} µs, "
+        f"together {statistics.median(both):.0f} µs median, {statistics.quantiles(both, n=100)[98]:.0f} µs p99"
+    )
+
+
+if __name__ == "__main__":
+    for size in [int(word) for word in sys.argv[1:]] or [256, 1024]:
+        measure(size)

@@ -1,0 +1,170 @@
+"""Blocks are free, cached or held (law 1), and taken in the promised order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kveik.cache.pool import BlockPool, LruOrder
+
+
+class SlowPool:
+    """The same promises with lists: obvious, and slow."""
+
+    def __init__(self, blocks: int) -> None:
+        self.unheld = list(range(blocks))
+        self.references = [0] * blocks
+        self.findable: set[int] = set()
+
+    def take(self) -> int:
+        block = self.unheld.pop(0)
+        self.references[block] = 1
+        self.findable.discard(block)
+        return block
+
+    def hold(self, block: int) -> None:
+        if block in self.unheld:
+            self.unheld.remove(block)
+        self.references[block] += 1
+
+    def give_back(self, block: int) -> None:
+        self.references[block] -= 1
+        if self.references[block] == 0:
+            self.unheld.insert(len(self.unheld) if block in self.findable else 0, block)
+
+    def unmark(self, block: int) -> None:
+        if block in self.findable:
+            self.findable.discard(block)
+            if block in self.unheld:
+                self.unheld.remove(block)
+                self.unheld.insert(0, block)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_pool_does_what_the_slow_pool_does_and_no_block_is_lost_or_held_twice(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randrange(1, 12)
+    pool, slow = BlockPool(size), SlowPool(size)
+    for _ in range(400):
+        act(chance, pool, slow)
+        holders = {block: count for block, count in enumerate(slow.references) if count}
+        pool.check(holders)
+        assert pool.available == len(slow.unheld)
+        assert pool.cached == len(slow.findable & set(slow.unheld))
+        assert pool.held == len(holders)
+        assert pool.free == pool.total - pool.held - pool.cached
+
+
+def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
+    held = [block for block, count in enumerate(slow.references) if count]
+    match chance.randrange(5):
+        case 0 if slow.unheld:
+            assert pool.take() == slow.take()
+        case 1:
+            # A hit: found by content, held or not.
+            if slow.findable:
+                block = chance.choice(sorted(slow.findable))
+                pool.hold(block)
+                slow.hold(block)
+        case 2 if held:
+            block = chance.choice(held)
+            pool.give_back(block)
+            slow.give_back(block)
+        case 3 if held:
+            block = chance.choice(held)
+            pool.mark(block)
+            slow.findable.add(block)
+        case 4:
+            block = chance.randrange(pool.total)
+            pool.unmark(block)
+            slow.unmark(block)
+
+
+def test_a_sequence_s_tail_is_taken_before_its_head_and_the_longest_unused_first() -> None:
+    pool = BlockPool(6)
+    older, newer = [pool.take() for _ in range(3)], [pool.take() for _ in range(3)]
+    for block in (*older, *newer):
+        pool.mark(block)
+    for blocks in (older, newer):
+        for block in reversed(blocks):
+            pool.give_back(block)
+    assert [pool.take() for _ in range(6)] == [*reversed(older), *reversed(newer)]
+
+
+def test_what_nobody_can_find_is_taken_before_what_can_be_found() -> None:
+    pool = BlockPool(3)
+    first, second, third = (pool.take() for _ in range(3))
+    pool.mark(first)
+    pool.give_back(first)
+    pool.mark(second)
+    pool.give_back(second)
+    pool.give_back(third)
+    assert [pool.take() for _ in range(3)] == [third, first, second]
+
+
+def test_a_hit_saves_a_block_from_being_taken() -> None:
+    pool = BlockPool(2)
+    first, second = pool.take(), pool.take()
+    for block in (first, second):
+        pool.mark(block)
+        pool.give_back(block)
+    pool.hold(first)
+    assert pool.take() == second
+    assert pool.available == 0
+
+
+def test_giving_back_what_nobody_holds_is_caught() -> None:
+    pool = BlockPool(1)
+    with pytest.raises(AssertionError, match="not held"):
+        pool.give_back(0)
+
+
+def test_taking_from_an_empty_order_is_caught() -> None:
+    order = LruOrder(1)
+    with pytest.raises(AssertionError, match="no block is left"):
+        order.pop()
+
+
+def test_the_check_finds_a_wrong_count_and_a_lost_block() -> None:
+    pool = BlockPool(2)
+    block = pool.take()
+    with pytest.raises(AssertionError, match="lost"):
+        pool.check({})
+    with pytest.raises(AssertionError, match="count"):
+        pool.check({block: 2})
+    with pytest.raises(AssertionError, match="free and held"):
+        pool.check({1 - block: 1})
+
+
+class Newest:
+    """Another policy: what became free last is taken first."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+
+    def add(self, block: int, *, findable: bool) -> None:
+        self.blocks.append(block)
+
+    def remove(self, block: int) -> None:
+        self.blocks.remove(block)
+
+    def pop(self) -> int:
+        return self.blocks.pop()
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(self.blocks)
+
+
+def test_the_eviction_order_is_exchangeable() -> None:
+    pool = BlockPool(3, Newest())
+    taken = [pool.take() for _ in range(3)]
+    for block in taken:
+        pool.mark(block)
+        pool.give_back(block)
+    pool.check({})
+    assert [pool.take() for _ in range(3)] == taken[::-1]

@@ -1,0 +1,107 @@
+"""Tensors behind the blocks, and copies that are carried out in order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from kveik.cache.layout import BlockCopy, BlockLayout, LayerGroup
+from kveik.cache.ledger import CacheLedger
+from kveik.cache.storage import BlockStorage
+
+GROUPS = (LayerGroup((0, 2), 1, 2, None), LayerGroup((1,), 2, 2, 8))
+
+
+def storage(blocks: int = 6, size: int = 4) -> BlockStorage:
+    layouts = [BlockLayout(group, size, 4) for group in GROUPS]
+    return BlockStorage(layouts, [blocks] * len(layouts), torch.float32)
+
+
+def test_the_tensors_have_the_promised_shape_and_bytes() -> None:
+    made = storage()
+    assert [tuple(tensor.shape) for tensor in made.tensors] == [(6, 2, 2, 1, 4, 2), (6, 1, 2, 2, 4, 2)]
+    assert made.bytes == 2 * 6 * 32 * 4
+    assert all(tensor.is_contiguous() for tensor in made.tensors)
+
+
+def test_a_copy_moves_one_whole_record_and_touches_no_other() -> None:
+    made = storage()
+    for tensor in made.tensors:
+        tensor.copy_(torch.randn_like(tensor))
+    before = [tensor.clone() for tensor in made.tensors]
+    made.copy(0, 1, 4)
+    before[0][4] = before[0][1]
+    assert all(torch.equal(left, right) for left, right in zip(made.tensors, before, strict=True))
+
+
+def test_a_source_that_is_overwritten_later_in_the_list_was_read_before() -> None:
+    made = storage()
+    for block in range(6):
+        made.tensors[0][block] = block
+    made.copy_all([BlockCopy(0, 1, 2), BlockCopy(0, 3, 1), BlockCopy(0, 1, 1), BlockCopy(0, 1, 5)])
+    assert made.tensors[0][:, 0, 0, 0, 0, 0].tolist() == [0, 3, 1, 3, 4, 3]
+
+
+def test_a_dtype_that_the_plan_did_not_count_with_is_caught() -> None:
+    with pytest.raises(AssertionError, match="dtype"):
+        BlockStorage([BlockLayout(GROUPS[0], 4, 4)], [1], torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_source_that_is_evicted_and_taken_again_in_the_same_step_is_copied_intact(seed: int) -> None:
+    """Many admissions in one step, from a pool so small that they take each other's sources; storage holds the tokens."""
+    chance = random.Random(seed)
+    size, made = 4, storage(blocks=9)
+    ledger = CacheLedger(GROUPS, [9, 9], block_size=size, rows=4, max_model_len=12)
+    number, reused = 0, 0
+    for _ in range(60):
+        members, copies, targets = [], [], set()
+        for _ in range(chance.randrange(1, 5)):
+            tokens = [chance.randrange(1, 3) for _ in range(chance.randrange(2, 12))]
+            ledger.open(number, tokens, request="r")
+            match = ledger.match(number, len(tokens) - 1)
+            if not ledger.can_admit(number, match):
+                ledger.close(number)
+                continue
+            admission = ledger.admit(number, match, len(tokens))
+            ledger.grow(number, len(tokens))
+            copies += admission.copies
+            targets.update((copy.group, copy.target) for copy in admission.copies)
+            members.append((number, tokens, admission))
+            number += 1
+        taken = {(group, block) for group in (0, 1) for _, _, one in members for block in ledger.tables[group][one.row]}
+        reused += len({(copy.group, copy.source) for copy in copies} & taken)
+        made.copy_all(copies)
+        for _, tokens, admission in members:
+            write(made, ledger, admission.row, tokens, admission.matched)
+        for _, tokens, admission in members:
+            assert read(made, ledger, admission.row, tokens) == [tokens, tokens]
+        for id_, tokens, _ in members:
+            ledger.commit(id_, len(tokens))
+            ledger.check()
+        for id_, tokens, _ in members:
+            ledger.release(id_, len(tokens))
+            ledger.close(id_)
+    assert reused > 0, "no source was ever taken again: the seed proves nothing"
+
+
+def write(made: BlockStorage, ledger: CacheLedger, row: int, tokens: list[int], start: int) -> None:
+    for group, tensor in enumerate(made.tensors):
+        for position in range(start, len(tokens)):
+            tensor[int(ledger.tables[group][row, position // 4]), :, :, :, position % 4] = tokens[position]
+
+
+def read(made: BlockStorage, ledger: CacheLedger, row: int, tokens: list[int]) -> list[list[int]]:
+    """Per group, what the row's slots hold; outside a window, what they should (nobody reads them)."""
+    found = []
+    for group, tensor in enumerate(made.tensors):
+        window = GROUPS[group].window
+        lowest = 0 if window is None else max(0, len(tokens) - 1 - window + 1)
+        slots = [
+            int(tensor[int(ledger.tables[group][row, position // 4]), 0, 0, 0, position % 4, 0])
+            for position in range(lowest, len(tokens))
+        ]
+        found.append(tokens[:lowest] + slots)
+    return found
