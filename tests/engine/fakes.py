@@ -1,0 +1,106 @@
+"""An engine whose model is a function: real scheduler, ledger and streams, tokens from the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kveik.cache.layout import LayerGroup
+from kveik.cache.ledger import CacheLedger
+from kveik.clock import StepClock
+from kveik.config import ScheduleConfig
+from kveik.engine.engine import Engine
+from kveik.engine.record import Recorder
+from kveik.observe.bus import EventBus
+from kveik.observe.events import Event
+from kveik.request.request import Request, SamplingParams
+from kveik.request.sequence import Sequence
+from kveik.schedule.plan import Sampled, StepOutcome, StepPlan
+from kveik.schedule.scheduler import Scheduler
+
+GROUP = LayerGroup(layers=(0,), kv_heads=1, head_dim=4, window=None)
+EOS = 1
+NextToken = Callable[[Sequence], int]
+
+
+def counting(sequence: Sequence) -> int:
+    """The next token is the length so far: every token says where it stands."""
+    return 100 + sequence.length
+
+
+def spelled(tokens: Iterable[int]) -> NextToken:
+    """These output tokens, then the end token for ever."""
+    fixed = list(tokens)
+    return lambda sequence: fixed[sequence.output_count] if sequence.output_count < len(fixed) else EOS
+
+
+class FunctionExecutor:
+    """Every token comes from a function of the sequence; steps can be made to fail."""
+
+    def __init__(self, next_token: NextToken, clock: StepClock) -> None:
+        self.next_token = next_token
+        self.clock = clock
+        self.plans: list[StepPlan] = []
+        self.forgotten: list[int] = []
+        self.fail_step: Callable[[StepPlan], bool] = lambda plan: False
+        self.fail_sequence: Callable[[Sequence], bool] = lambda sequence: False
+
+    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
+        self.plans.append(plan)
+        self.clock.advance(0.01)
+        if self.fail_step(plan):
+            raise RuntimeError("the arithmetic broke")
+        sampled = []
+        for chunk in plan.chunks:
+            if chunk.samples:
+                item = sequence(chunk.sequence_id)
+                sampled.append(Sampled(item.id, self.next_token(item), failed=self.fail_sequence(item)))
+        return StepOutcome(tuple(sampled))
+
+    def forget(self, sequence_id: int) -> None:
+        self.forgotten.append(sequence_id)
+
+
+class FakeEngine:
+    """The engine and what a test wants to look at."""
+
+    def __init__(
+        self,
+        next_token: NextToken = counting,
+        *,
+        blocks: int = 64,
+        max_model_len: int = 256,
+        limits: ScheduleConfig | None = None,
+    ) -> None:
+        limits = limits or ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=32)
+        self.clock = StepClock()
+        self.ledger = CacheLedger(
+            [GROUP], [blocks], block_size=8, rows=limits.max_num_seqs, max_model_len=max_model_len, max_chunk=32
+        )
+        self.scheduler = Scheduler(self.ledger, limits, max_model_len, frozenset({EOS}))
+        self.executor = FunctionExecutor(next_token, self.clock)
+        self.events: list[Event] = []
+        bus = EventBus()
+        bus.subscribe(self.events.append)
+        self.engine = Engine(self.scheduler, self.executor, self.clock, Recorder(bus, self.scheduler), seed=0)
+
+    def of_kind(self, kind: type) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def idle(self) -> bool:
+        """Nobody holds a block, and nothing is remembered of anybody."""
+        self.scheduler.check()
+        usage = self.ledger.usage[0]
+        return not self.engine.has_work and usage.held == 0 and usage.free + usage.cached == usage.total
+
+
+_numbers = iter(range(1 << 30))
+
+
+def request(prompt: Iterable[int] = range(200, 220), *, salt: str | None = None, **sampling: object) -> Request:
+    parameters: dict[str, object] = {"max_tokens": 8, "temperature": 0.0, **sampling}
+    return Request(
+        id=f"r{next(_numbers)}",
+        prompt=tuple(prompt),
+        cache_salt=salt,
+        sampling=SamplingParams(**parameters),  # type: ignore[arg-type]  # a test's own words
+    )
