@@ -180,7 +180,7 @@ def test_a_reader_that_sleeps_loses_its_request_and_others_do_not_notice() -> No
         async def work() -> None:
             sleeper = server.loop.submit(request(range(50), max_tokens=1500))
             assert (await text_of(server.loop.submit(request(range(60, 90), max_tokens=64))))[1] == "length"
-            time.sleep(0.5)  # noqa: ASYNC251 - the whole event loop sleeps, so nobody reads
+            time.sleep(0.5)  # The whole event loop sleeps, so nobody reads
             text, reason = await text_of(sleeper)
             assert reason == "abort"
             assert 32 <= len(text) < 1500
