@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kveik.cli.command import WIDTH, Command
-from kveik.cli.fetch import fetch_model
+from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, Settings, takes
 from kveik.cli.say import say
 from kveik.engine.throughput import Throughput, measure
@@ -44,8 +44,7 @@ def throughput(
 
     Prompts of the decode runs have 32 tokens and get 64 new ones, greedily; prefix caching is off.
     """
-    fetch_model(settings.engine.model.model)
-    figures = measure(settings.engine, repeats=repeats, report=say)
+    figures = measure(with_model(settings.engine), repeats=repeats, report=say)
     if as_json:
         typer.echo(json.dumps(asdict(figures)))
     else:

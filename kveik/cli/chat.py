@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from kveik.cli.command import single
-from kveik.cli.fetch import fetch_model
+from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
 from kveik.cli.say import say
 from kveik.cli.setting import Slice
@@ -51,9 +51,8 @@ def chat(
 
     In the terminal: /clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer.
     """
-    fetch_model(settings.engine.model.model)
     interactive = sys.stdin.isatty()
-    llm = LLM(settings.engine)
+    llm = LLM(with_model(settings.engine))
     try:
         conversation = Conversation(llm, settings.of(SamplingParams), system)
         if interactive:

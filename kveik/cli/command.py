@@ -20,13 +20,15 @@ class Command(TyperCommand):
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        sections: dict[str, list[tuple[str, str]]] = defaultdict(list, {"Arguments": []})
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 sections[getattr(parameter, "rich_help_panel", None) or usual].append(record)
         for heading, records in sections.items():
+            if not records:
+                continue
             with formatter.section(heading):
                 formatter.write_dl(records)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from kveik.config import EngineConfig
 from kveik.errors import Unreachable
 from kveik.model.catalogue import CATALOGUE, PullProgress, find_model, is_hub_id, pull
 from kveik.model.hub import pull_hub
@@ -27,6 +29,14 @@ def fetch_model(name: str) -> Path:
         raise Unreachable(_unknown(name))
     with PullDisplay(name) as display:
         return pull(CATALOGUE[name], progress=display.show) if name in CATALOGUE else pull_hub(name, progress=display.show)
+
+
+def with_model(config: EngineConfig) -> EngineConfig:
+    """The same configuration once its model is here: fetched where it was not, a hub id replaced by the folder it lies in."""
+    path = fetch_model(config.model.model)
+    if config.model.model in CATALOGUE:
+        return config
+    return replace(config, model=replace(config.model, model=str(path)))
 
 
 def _unknown(name: str) -> str:

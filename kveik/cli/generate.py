@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kveik.cli.command import single
-from kveik.cli.fetch import fetch_model
+from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
 from kveik.cli.say import say
 from kveik.engine.llm import LLM, Completion
@@ -45,8 +45,7 @@ def generate(
     and were found in the cache. All prompts are in the engine together; a common beginning is computed once.
     """
     prompts = _prompts(prompt or [], prompts_file)
-    fetch_model(settings.engine.model.model)
-    llm = LLM(settings.engine, say)
+    llm = LLM(with_model(settings.engine), say)
     try:
         tokens = [_tokens(llm, number, text, chat) for number, text in enumerate(prompts)]
         start = time.perf_counter()

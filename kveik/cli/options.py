@@ -122,7 +122,7 @@ def _annotation(setting: Setting, option: Any) -> Any:
 def _option(setting: Setting) -> Any:
     help_ = setting.help if setting.default_text is None else f"{setting.help} [default: {setting.default_text}]"
     if setting.slice is MODEL and setting.name == "model":
-        return typer.Argument(help=help_, show_default=False)
+        return typer.Argument(help=help_, show_default=False, metavar="MODEL")
     return typer.Option(setting.flags, help=help_, show_default=False, rich_help_panel=setting.slice.heading)
 
 

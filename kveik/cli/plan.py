@@ -1,0 +1,30 @@
+"""kveik plan: the arithmetic of a model on this machine, before any memory is taken."""
+
+from __future__ import annotations
+
+import typer
+
+from kveik.cli.command import single
+from kveik.cli.fetch import fetch_model
+from kveik.cli.options import ENGINE, Settings, takes
+from kveik.engine.planner import plan_model
+from kveik.model.weights import open_model
+
+
+@takes(*ENGINE)
+def plan(settings: Settings) -> None:
+    """Tell what fits: blocks, tokens, requests at once, and what to change.
+
+    \b
+    kveik plan qwen2.5-coder-1.5b
+    kveik plan qwen2.5-coder-1.5b --max-model-len 32768 --kv-cache-dtype float32
+
+    It reads the model's header and the machine's memory, loads nothing, and prints what `kveik serve` would do with the same
+    options. Where they do not fit, it says by how much and what would, and ends with exit code 1.
+    """
+    file = open_model(fetch_model(settings.engine.model.model))
+    for line in plan_model(settings.engine, file.spec).lines():
+        typer.echo(line)
+
+
+app = single(plan)

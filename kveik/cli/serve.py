@@ -1,0 +1,89 @@
+"""kveik serve: an engine behind OpenAI's API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from kveik.cli.command import single
+from kveik.cli.fetch import with_model
+from kveik.cli.options import ENGINE, SERVER, Settings, takes
+from kveik.cli.say import say
+from kveik.config import ModelConfig, ServerConfig
+from kveik.engine.build import LoadedEngine, open_engine
+from kveik.engine.loop import EngineLoop
+from kveik.model.catalogue import home_folder, is_hub_id
+from kveik.server.app import create_app
+from kveik.server.auth import tenant_secret
+from kveik.server.serve import listen
+from kveik.server.serve import serve as serve_app
+from kveik.server.state import ServerState
+
+log = logging.getLogger(__name__)
+
+
+@takes(*ENGINE, SERVER)
+def serve(settings: Settings) -> None:
+    """Serve a model with OpenAI's API, and a page at /.
+
+    \b
+    kveik serve                                        smollm2-135m on http://127.0.0.1:8000
+    kveik serve qwen2.5-coder-0.5b --port 9000         another model, another port
+    kveik serve model.gguf --host 0.0.0.0 --api-key $KEY --max-model-len 8192
+    kveik serve --config kveik.toml                    settings from a file
+
+    A model that is not here yet is fetched first. The start-up lines tell how memory is cut; if the context does not fit, it
+    says by how much and what would, and ends. Ctrl-C lets running requests end (--drain-seconds), a second one does not.
+    """
+    server, model = settings.of(ServerConfig), settings.of(ModelConfig)
+    logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    config = with_model(settings.engine)
+    # Asked now, so that a taken port is told before a model is loaded for minutes.
+    listen(server.host, server.port).close()
+    loaded = open_engine(config, log.info)
+    loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
+    names = server.served_model_name or (own_name(model.model),)
+    loop.start()
+    try:
+        app = create_app(_state(loaded, loop, server, names))
+        serve_app(app, server, lambda url: say(f"{names[0]} is served at {url} (API at {url}/v1). Ctrl-C stops."))
+    finally:
+        loop.stop()
+        loaded.close()
+
+
+def own_name(model: str) -> str:
+    """The name that a model is served under when none is given: a catalogue or hub name as it is, of a path its last part."""
+    return model if is_hub_id(model) and not Path(model).exists() else Path(model).name.removesuffix(".gguf")
+
+
+def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: tuple[str, ...]) -> ServerState:
+    def counts() -> Mapping[str, int]:
+        scheduler = loaded.engine.scheduler
+        return {"running": scheduler.running, "waiting": scheduler.waiting}
+
+    return ServerState(
+        door=loop,
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        max_model_len=loaded.max_model_len,
+        config=server,
+        names=names,
+        secret=_secret(server),
+        metrics=loaded.metrics.exposition,
+        counts=counts,
+        fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",
+        alive=lambda: loop.alive,
+    )
+
+
+def _secret(server: ServerConfig) -> bytes:
+    # Without keys there is one tenant, and no reason to leave a file behind.
+    if not server.api_key:
+        return b""
+    chosen = server.tenant_secret_file
+    return tenant_secret(Path(chosen) if chosen else home_folder() / "tenant-secret")
+
+
+app = single(serve)
