@@ -12,12 +12,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kveik import __version__
-from kveik.errors import Broken, KveikError
+from kveik.errors import Broken, KveikError, Refused
 from kveik.server import info, routes
 from kveik.server.auth import OPEN_PATHS, Authenticate, Tenants
 from kveik.server.envelope import INTERNAL, error_response, json_response, shape
+from kveik.server.gauges import DoorGauges
 from kveik.server.openapi import App
-from kveik.server.state import ServerState, Traffic
+from kveik.server.state import ServerState
+from kveik.server.traffic import Traffic
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("kveik.access")
@@ -43,9 +45,9 @@ def create_app(state: ServerState) -> App:
     app.add_exception_handler(KveikError, _known)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_middleware(Authenticate, tenants=Tenants(state.config.api_key, state.secret))
+    app.add_middleware(Authenticate, tenants=Tenants(state.config.api_key, state.secret), refused=state.refused)
     # Added last, so it stands outside of everything else.
-    app.add_middleware(Watch, traffic=state.traffic)
+    app.add_middleware(Watch, traffic=state.traffic, gauges=state.gauges)
     return app
 
 
@@ -53,6 +55,9 @@ async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, KveikError)
     if isinstance(error, Broken):
         log.error("A call failed: %s", error.message)
+    if isinstance(error, Refused):
+        state: ServerState = request.app.state.server
+        state.refused(error)
     return error_response(error)
 
 
@@ -73,9 +78,10 @@ class Watch:
     One line per call, without query, body or key; calls on open paths (probes, scrapers, the page) only at debug level.
     """
 
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic, gauges: DoorGauges) -> None:
         self._app = app
         self._traffic = traffic
+        self._gauges = gauges
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,6 +106,8 @@ class Watch:
                 await error_response(INTERNAL)(scope, receive, noting)
         finally:
             self._traffic.calls -= counted
+            if counted:
+                self._gauges.ended(status)
             _log_access(scope, status, time.monotonic() - started, logging.INFO if counted else logging.DEBUG)
 
 

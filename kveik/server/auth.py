@@ -11,13 +11,13 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kveik.errors import BadValue, NotAuthorized, Unreachable
+from kveik.errors import BadValue, NotAuthorized, Refused, Unreachable
 from kveik.server.envelope import error_response
 
 log = logging.getLogger(__name__)
@@ -101,15 +101,17 @@ class Tenants:
 class Authenticate:
     """ASGI: lets nobody past without a key, except to the open paths; writes the tenant into the request's state."""
 
-    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants, refused: Callable[[Refused], None]) -> None:
         self._app = app
         self._tenants = tenants
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 tenant = self._tenants.tenant(Headers(scope=scope).get("authorization"))
             except NotAuthorized as error:
+                self._refused(error)
                 await error_response(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant

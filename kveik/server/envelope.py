@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from kveik.errors import Broken, KveikError, Overloaded
+from kveik.errors import BodyStalled, Broken, KveikError, Overloaded
 
 INTERNAL = Broken("The server failed to answer this request; its log says why.")
 """What a client learns of an exception that nobody foresaw."""
@@ -37,6 +37,9 @@ def error_response(error: KveikError) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, error.retry_after))
+    if isinstance(error, BodyStalled):
+        # The rest of the body may still come, and would be taken for the next request.
+        headers["connection"] = "close"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return json_response(envelope(error), status=error.status, headers=headers)

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kveik import __version__
-from kveik.errors import BadValue, Broken, ModelNotFound
+from kveik.errors import BadValue, Broken, ModelNotFound, Overloaded
+from kveik.observe.metrics import CONTENT_TYPE
 from kveik.server.body import read_body
-from kveik.server.envelope import json_response
+from kveik.server.envelope import error_response, json_response
 from kveik.server.foreign import refuse_foreign
 from kveik.server.openapi import BODY_ERRORS, errors, takes
 from kveik.server.prompts import Model, chat_prompt, check_tokens
@@ -103,9 +104,13 @@ def _text(body: DetokenizeBody, model: Model) -> str:
 async def health(request: Request) -> Response:
     """200 while requests are taken, 503 while the server drains, 500 when the engine has stopped."""
     state = _state(request)
-    state.traffic.check_open()
+    # Answered rather than raised: a probe is no refused request, and no line in the log every few seconds.
+    try:
+        state.traffic.check_open()
+    except Overloaded as draining:
+        return error_response(draining)
     if not state.alive():
-        raise Broken("The engine has stopped; the server must be started again.")
+        return error_response(Broken("The engine has stopped; the server must be started again."))
     return json_response({"status": "ok"})
 
 
@@ -118,7 +123,10 @@ async def health_head(request: Request) -> Response:
 @router.get("/metrics", tags=["operation"], responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
 async def metrics(request: Request) -> Response:
     """Prometheus' text format. Needs no key."""
-    return Response(_state(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    state = _state(request)
+    engine = state.metrics()
+    text = engine.encode() if isinstance(engine, str) else engine
+    return Response(text + state.gauges.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/version", tags=["operation"])

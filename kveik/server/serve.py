@@ -15,7 +15,8 @@ import uvicorn
 from kveik.config import ServerConfig
 from kveik.errors import Unreachable
 from kveik.server.openapi import App
-from kveik.server.state import ServerState, Traffic
+from kveik.server.state import ServerState
+from kveik.server.traffic import Traffic
 from kveik.server.wire import HttpProtocol
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class HttpServer:
         self._config = config
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._uvicorn: uvicorn.Server | None = None
         self._stops = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -81,9 +83,14 @@ class HttpServer:
             Unreachable: the port cannot be had.
         """
         sock = listen(self._config.host, self._config.port)
-        server = _Uvicorn(_uvicorn_config(self._app))
+        self._uvicorn = server = _Uvicorn(_uvicorn_config(self._app, self._config.stall_seconds))
         with contextlib.closing(sock), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(self._main(server, sock))
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, idle ones included."""
+        return len(self._uvicorn.server_state.connections) if self._uvicorn else 0
 
     def stop(self) -> None:
         """Drain and end; the second time, without waiting for running requests. Harmless after the end."""
@@ -137,10 +144,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: App) -> uvicorn.Config:
+def _uvicorn_config(app: App, stall: float) -> uvicorn.Config:
+    class Protocol(HttpProtocol):
+        stall_seconds = stall
+
     return uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,75 +1,26 @@
-"""What the server's routes share: the door to the engine, what they must know of the model, and the calls that are open."""
+"""What the routes share: the door to the engine, what they must know of the model, and the books of the door itself."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kveik.config import ServerConfig
-from kveik.engine.stream import Door, Stream
-from kveik.errors import Overloaded
-from kveik.request.request import Request
+from kveik.engine.stream import Door
+from kveik.errors import Refused
 from kveik.server.body import BodyBudget
+from kveik.server.gauges import DoorGauges
 from kveik.server.limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
 from kveik.server.prompts import Model
+from kveik.server.traffic import Traffic
 from kveik.text.chat import ChatTemplate
 from kveik.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
-
-
-class Traffic:
-    """The calls that are open, and whether new ones may come. Used by the event loop's thread only.
-
-    open → draining (new calls are refused with 503, open ones go on) → aborted (their streams end at once).
-    """
-
-    def __init__(self, retry_after: int) -> None:
-        self.draining = False
-        self.calls = 0
-        """HTTP calls between their first byte and their last, those on open paths left out."""
-
-        self._retry_after = retry_after
-        self._streams: set[Stream] = set()
-
-    def check_open(self) -> None:
-        """Raises `Overloaded` (503) once the server drains."""
-        if self.draining:
-            raise Overloaded("The server is stopping; it takes no new requests.", retry_after=self._retry_after, status=503)
-
-    def submit(self, door: Door, requests: Iterable[Request]) -> list[Stream]:
-        """All requests, or none: where the queue refuses one, those before it are taken back.
-
-        Raises:
-            Overloaded: the queue is full, or the server drains.
-        """
-        self.check_open()
-        streams: list[Stream] = []
-        try:
-            for request in requests:
-                streams.append(door.submit(request))
-        except BaseException:
-            for stream in streams:
-                stream.abort()
-            raise
-        self._streams.update(streams)
-        return streams
-
-    def close(self, streams: Iterable[Stream], finished: bool) -> None:
-        """Forget the streams of one call; abort them unless they were read to their end."""
-        for stream in streams:
-            self._streams.discard(stream)
-            if not finished:
-                stream.abort()
-
-    def abort(self) -> None:
-        """End everything that still runs. Its readers see the finish reason 'abort'."""
-        for stream in self._streams:
-            stream.abort()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +50,16 @@ class ServerState:
     alive: Callable[[], bool] = lambda: True
     """Whether the engine can still step."""
 
+    refused: Callable[[Refused], None] = lambda error: None
+    """Told of every refusal, with its reason; for the engine's metrics."""
+
     now: Callable[[], float] = time.time
     """Seconds since the epoch, for `created`."""
 
     model: Model = field(init=False)
     traffic: Traffic = field(init=False)
     bodies: BodyBudget = field(init=False)
+    gauges: DoorGauges = field(init=False)
     created: int = field(init=False)
     text_threads: asyncio.Semaphore = field(init=False)
 
@@ -120,6 +75,7 @@ class ServerState:
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "traffic", Traffic(max(1, math.ceil(self.config.drain_seconds))))
         object.__setattr__(self, "bodies", BodyBudget(self.config.max_body_bytes, self.config.stall_seconds))
+        object.__setattr__(self, "gauges", DoorGauges(self.traffic, self.bodies))
         object.__setattr__(self, "created", int(self.now()))
         object.__setattr__(self, "text_threads", asyncio.Semaphore(THREADS_FOR_TEXT))
 

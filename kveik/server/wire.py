@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,12 +14,42 @@ log = logging.getLogger(__name__)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection.
+
+    connected ─▶ head arrives ─▶ body, answer (the application's timeouts) ─▶ idle (uvicorn's keep-alive) ─▶ closed
+        └ at most stall_seconds ┘                                                └ the unread rest: as long as it shrinks
+    """
+
+    stall_seconds = 60.0
+    """How long a client may take over a request's head, or leave the rest of a whole answer untouched."""
+
+    _head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
+        """Wait for the first request, but not for ever."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave no timer behind."""
+        self._head_arrived()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """Give the application a way to close the connection at once."""
         super().on_message_begin()
         self.scope["extensions"] = {DROP: {"abort": self.transport.abort}}
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """The application takes over, with timeouts of its own."""
+        self._head_arrived()
+        super().on_headers_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection; where an answer is still unread, as soon as its reader gets no further."""
+        super().timeout_keep_alive_handler()
+        self._cut_when_stuck(None)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP in the shape of every other error."""
@@ -31,3 +62,20 @@ class HttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _await_head(self) -> None:
+        self._head_arrived()
+        self._head_due = self.loop.call_later(self.stall_seconds, self.transport.abort)
+
+    def _head_arrived(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+    def _cut_when_stuck(self, unread_before: int | None) -> None:
+        # `close` waits until everything is sent, which a client that never reads would make for ever.
+        unread = self.transport.get_write_buffer_size()
+        if unread and unread == unread_before:
+            self.transport.abort()
+        elif unread:
+            self.loop.call_later(self.stall_seconds, self._cut_when_stuck, unread)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kveik.errors import Broken, KveikError, Overloaded
+from kveik.errors import BadValue, Broken, KveikError, ModelNotFound, NotAuthorized, Overloaded, PromptTooLong, Refused
 from kveik.server.envelope import envelope, error_response
 from tests.server.fakes import FakeDoor, Running, running
 
@@ -54,6 +54,20 @@ def test_every_error_has_the_one_shape_and_repeats_nothing(client: httpx.Client,
 
 def test_a_wrong_method_says_which_ones_are_right(client: httpx.Client) -> None:
     assert client.get("/v1/completions").headers["allow"] == "POST"
+
+
+def test_every_refusal_is_told_with_its_reason_and_probes_are_none() -> None:
+    refused: list[Refused] = []
+    with running(refused=refused.append, api_key=("key",)) as server, httpx.Client(base_url=server.url) as client:
+        client.post("/v1/completions", json={"prompt": "Hello"})
+        client.headers["authorization"] = "Bearer key"
+        for body in ({"prompt": "Hello"}, {"prompt": 7}, {"prompt": "a" * 600}, {"prompt": "a", "model": "x"}):
+            client.post("/v1/completions", json=body)
+        server.door.room = 0
+        client.post("/v1/completions", json={"prompt": "Hello"})
+        server.state.traffic.draining = True
+        assert client.get("/health").status_code == 503
+    assert [type(error) for error in refused] == [NotAuthorized, BadValue, PromptTooLong, ModelNotFound, Overloaded]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import kveik
+from kveik.observe.metrics import CONTENT_TYPE
 from tests.server.fakes import Running, running
 
 
@@ -81,10 +83,31 @@ def test_health_is_503_while_draining_and_500_without_an_engine() -> None:
         assert int(draining.headers["retry-after"]) >= 1
 
 
-def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
-    answer = client.get("/metrics")
-    assert answer.text == "kveik_up 1\n"
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+def test_metrics_are_the_engines_and_the_doors_in_prometheus_text() -> None:
+    with running() as server, httpx.Client(base_url=server.url) as client:
+        client.post("/v1/completions", json={"prompt": "Hello"})
+        client.post("/v1/completions", json={"prompt": 7})
+        client.get("/health")
+        assert server.until(lambda: server.state.traffic.calls == 0)
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"] == CONTENT_TYPE
+    assert answer.text.startswith("kveik_up 1\n")
+    found = {
+        (sample.name, sample.labels.get("status")): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert found["kveik:http_calls_total", "200"] == found["kveik:http_calls_total", "400"] == 1
+    assert found["kveik:http_calls_open", None] == found["kveik:http_streams_open", None] == 0
+    assert found["kveik:http_body_bytes", None] == found["kveik:http_draining", None] == 0
+    assert found["kveik:http_body_bytes_max", None] == server.state.bodies.total_bytes
+
+
+def test_the_doors_counters_stand_still_while_nobody_asks() -> None:
+    with running() as server, httpx.Client(base_url=server.url) as client:
+        client.post("/v1/completions", json={"prompt": "Hello"})
+        assert server.until(lambda: server.state.traffic.calls == 0)
+        assert len({client.get("/metrics").text for _ in range(20)}) == 1
 
 
 def test_metrics_that_fail_hurt_nobody_else() -> None:
