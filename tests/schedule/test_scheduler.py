@@ -1,0 +1,454 @@
+"""What a step computes: decodes first, prompts in chunks, admissions with room to spare, and how sequences end."""
+
+from __future__ import annotations
+
+import pytest
+
+from kveik.errors import Overloaded, PromptTooLong
+from kveik.request.sequence import Status
+from kveik.schedule.plan import Chunk, Finished
+from tests.schedule.making import EOS, WORD, desk
+
+# Chunks and budget.
+
+
+def test_a_prompt_is_computed_in_chunks_and_the_last_one_samples() -> None:
+    one = desk(prefill_chunk_size=64)
+    sequence = one.ask(150, max_tokens=2)
+    assert [plan.chunks for plan in one.steps(4)] == [
+        (Chunk(sequence.id, 0, 64, False),),
+        (Chunk(sequence.id, 64, 64, False),),
+        (Chunk(sequence.id, 128, 22, True),),
+        (Chunk(sequence.id, 150, 1, True),),
+    ]
+    assert sequence.finish_reason == "length"
+    assert sequence.output == [WORD, WORD]
+
+
+def test_decodes_come_first_and_prompts_share_what_is_left_of_the_chunk() -> None:
+    one = desk(prefill_chunk_size=64)
+    talking = [one.ask(10, max_tokens=50) for _ in range(3)]
+    one.step()
+    long, short = one.ask(100), one.ask(20)
+    plan = one.step()
+    assert plan.decodes == 3
+    assert plan.chunks[:3] == tuple(Chunk(sequence.id, 10, 1, True) for sequence in talking)
+    assert plan.chunks[3:] == (Chunk(long.id, 0, 64, False),)
+    assert one.step().chunks[3:] == (Chunk(long.id, 64, 36, True), Chunk(short.id, 0, 20, True))
+
+
+def test_decodes_count_against_the_step_s_tokens() -> None:
+    one = desk(max_num_seqs=8, max_num_batched_tokens=10, prefill_chunk_size=64)
+    for _ in range(4):
+        one.ask(2, max_tokens=50)
+    one.steps(2)
+    one.ask(100)
+    plan = one.step()
+    assert plan.decodes == 4
+    assert plan.chunks[4].count == 6
+    assert plan.tokens == 10
+
+
+def test_a_cap_on_long_prompts_lets_short_ones_pass() -> None:
+    one = desk(prefill_chunk_size=64, long_prefill_token_threshold=16)
+    long, short = one.ask(100), one.ask(12)
+    assert one.step().chunks == (Chunk(long.id, 0, 16, False), Chunk(short.id, 0, 12, True))
+
+
+def test_running_prompts_go_on_before_new_ones_are_admitted() -> None:
+    one = desk(prefill_chunk_size=32)
+    first = one.ask(100)
+    one.step()
+    second = one.ask(100)
+    assert [plan.chunks for plan in one.steps(2)] == [(Chunk(first.id, 32, 32, False),), (Chunk(first.id, 64, 32, False),)]
+    assert one.step().chunks == (Chunk(first.id, 96, 4, True), Chunk(second.id, 0, 28, False))
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    one = desk(max_num_seqs=2)
+    for _ in range(5):
+        one.ask(8, max_tokens=3)
+    assert all(len(plan.chunks) <= 2 for plan in one.finish())
+
+
+def test_a_plan_without_work_is_empty() -> None:
+    one = desk()
+    assert one.plan().empty
+    assert not one.scheduler.has_work
+
+
+# The end of a sequence.
+
+
+def test_an_end_token_stops_and_is_the_last_token() -> None:
+    one = desk(says=lambda _: EOS)
+    sequence = one.ask(10)
+    plan = one.plan()
+    assert one.settle(plan).finished == (Finished(sequence.id, "stop"),)
+    assert sequence.stop_token == EOS
+    assert sequence.output == [EOS]
+    assert sequence.status is Status.FINISHED
+
+
+def test_ignore_eos_goes_on_past_the_end_token_but_not_past_a_stop_token() -> None:
+    one = desk(says=lambda _: EOS)
+    sequence = one.ask(10, max_tokens=3, ignore_eos=True)
+    one.finish()
+    assert (sequence.finish_reason, sequence.output_count) == ("length", 3)
+    sequence = one.ask(10, max_tokens=3, ignore_eos=True, stop_token_ids=(EOS,))
+    one.finish()
+    assert (sequence.finish_reason, sequence.output_count, sequence.stop_token) == ("stop", 1, EOS)
+
+
+def test_stop_tokens_do_not_count_before_the_least_number_of_tokens() -> None:
+    one = desk(says=lambda _: EOS)
+    sequence = one.ask(10, max_tokens=8, min_tokens=3)
+    one.finish()
+    assert (sequence.finish_reason, sequence.output_count) == ("stop", 3)
+
+
+def test_a_stop_token_that_is_also_the_last_allowed_one_is_a_stop() -> None:
+    one = desk(says=lambda _: EOS)
+    sequence = one.ask(10, max_tokens=1)
+    one.finish()
+    assert sequence.finish_reason == "stop"
+
+
+def test_a_failed_sequence_ends_alone_and_leaves_nothing_to_be_found() -> None:
+    one = desk()
+    bad, good = one.ask(list(range(40))), one.ask(list(range(100, 140)))
+    plan = one.plan()
+    settled = one.settle(plan, failed=[bad.id])
+    assert settled.finished == (Finished(bad.id, "error"),)
+    assert bad.output == []
+    one.finish()
+    assert good.finish_reason == "length"
+    again, fine = one.ask(list(range(40))), one.ask(list(range(100, 140)))
+    one.step()
+    assert (again.cached_tokens, fine.cached_tokens) == (0, 39)
+
+
+def test_times_are_taken_at_the_first_and_the_last_token() -> None:
+    one = desk()
+    one.steps(3)
+    sequence = one.ask(100, max_tokens=3)
+    one.finish()
+    assert (sequence.arrived, sequence.admitted, sequence.first_token, sequence.last_token) == (3, 3, 4, 6)
+
+
+def test_a_sequence_can_be_asked_for_until_the_next_plan() -> None:
+    one = desk()
+    sequence = one.ask(10, max_tokens=1)
+    assert one.scheduler.sequence(sequence.id) is sequence
+    one.step()
+    assert one.scheduler.sequence(sequence.id) is sequence
+    one.plan()
+    assert one.scheduler.sequence(sequence.id) is None
+
+
+# What can never run is refused, and what is accepted always runs.
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "accepted"),
+    [(799, 1, True), (800, 1, False), (801, 1, False), (912, 1, False), (700, 200, False), (700, 100, True)],
+)
+def test_a_request_beyond_the_context_is_refused_at_once_and_any_other_runs(
+    prompt: int, max_tokens: int, accepted: bool
+) -> None:
+    one = desk(50, max_model_len=800, prefill_chunk_size=512)
+    if not accepted:
+        with pytest.raises(PromptTooLong, match=f"800 tokens.*{prompt} prompt tokens and max_tokens {max_tokens}"):
+            one.ask(prompt, max_tokens)
+        assert not one.scheduler.has_work
+        return
+    big, small = one.ask(prompt, max_tokens), one.ask(20, 5)
+    plans = one.finish()
+    assert (big.finish_reason, big.output_count) == ("length", max_tokens)
+    assert (small.finish_reason, small.output_count) == ("length", 5)
+    assert all(plan.chunks for plan in plans)
+
+
+def test_a_small_request_runs_after_a_big_one_is_cancelled() -> None:
+    one = desk(50, max_model_len=800)
+    running = one.ask(400, 200)
+    one.steps(7)
+    big = one.ask(700, 100)
+    small = one.ask(100, 5)
+    one.step()
+    assert one.scheduler.abort(big.id)
+    one.steps(6)
+    assert small.finish_reason == "length"
+    one.finish()
+    assert running.output_count == 200
+
+
+def test_a_full_queue_refuses_and_a_preempted_sequence_returns_all_the_same() -> None:
+    one = desk(16, max_waiting=1, max_num_seqs=2)
+    first = one.ask(100, 100)
+    one.step()
+    second = one.ask(60, 100)
+    one.steps(3)
+    third = one.ask(8)
+    with pytest.raises(Overloaded, match="--max-waiting"):
+        one.ask(8)
+    assert one.scheduler.room == 0
+    one.finish()
+    assert second.preemptions > 0
+    assert [sequence.finish_reason for sequence in (first, second, third)] == ["length"] * 3
+
+
+# Preemption.
+
+
+def test_the_newest_gives_way_and_finds_its_blocks_again() -> None:
+    one = desk(8, max_model_len=128)
+    old, new = one.ask(60, 25), one.ask(30, 90)
+    plans = one.finish()
+    victims = [id_ for plan in plans for id_ in plan.preempted]
+    assert victims == [new.id]
+    assert (old.preemptions, new.preemptions) == (0, 1)
+    assert (old.output_count, new.output_count) == (25, 90)
+    # Only the tail block, which the other one needed, is computed again.
+    assert one.computed[new.id] == new.length - 1 + 16
+    assert new.cached_tokens == 0
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    one = desk(12, max_model_len=160, max_num_seqs=4)
+    for _ in range(8):
+        one.ask(24, 100)
+    plans = one.finish()
+    assert any(plan.preempted for plan in plans)
+    assert not any(plan.preempted and plan.admitted for plan in plans)
+
+
+def test_whoever_was_admitted_is_not_preempted_in_the_next_block_s_steps() -> None:
+    one = desk(12, max_model_len=160, max_num_seqs=4)
+    for _ in range(8):
+        one.ask(24, 100)
+    admitted: dict[int, int] = {}
+    for step, plan in enumerate(one.finish()):
+        admitted.update(dict.fromkeys(plan.admitted, step))
+        for victim in plan.preempted:
+            assert step - admitted[victim] >= 16
+
+
+def test_a_running_prompt_takes_what_blocks_there_are_before_anybody_gives_way() -> None:
+    one = desk(23, max_model_len=320, long_prefill_token_threshold=5)
+    talking = [one.ask(8, 200) for _ in range(3)]
+    one.steps(12)
+    reading = one.ask(200, 5)
+    plans = one.finish()
+    mine = [(plan, chunk) for plan in plans for chunk in plan.chunks if chunk.sequence_id == reading.id]
+    shortened = [plan for plan, chunk in mine if chunk.count < 5 and not chunk.samples and not chunk.start % 5]
+    assert len(shortened) == 1
+    assert not shortened[0].preempted
+    assert [sequence.output_count for sequence in (*talking, reading)] == [200, 200, 200, 5]
+
+
+# Admission, and those that may pass.
+
+
+def test_a_small_request_passes_one_that_does_not_fit_but_not_for_ever() -> None:
+    one = desk(20, max_model_len=320, max_num_seqs=4, look_past=1, look_past_limit=3)
+    one.ask(150, 100)
+    one.steps(3)
+    big = one.ask(200, 10)
+    small = [one.ask(8, 2) for _ in range(6)]
+    one.steps(20)
+    passed = [sequence.finish_reason for sequence in small]
+    assert passed == ["length"] * 3 + [None] * 3
+    assert big.passed_over == 3
+    one.finish()
+    assert big.finish_reason == "length"
+    assert all(sequence.admitted is not None and big.admitted is not None for sequence in small)
+    assert all(sequence.admitted >= big.admitted for sequence in small[3:] if sequence.admitted and big.admitted)
+
+
+def test_without_look_past_nobody_passes() -> None:
+    one = desk(20, max_model_len=320, look_past=0)
+    one.ask(150, 100)
+    one.steps(3)
+    big, small = one.ask(200, 10), one.ask(8, 2)
+    one.steps(5)
+    assert small.admitted is None
+    one.finish()
+    assert big.admitted is not None
+    assert small.admitted is not None
+    assert small.admitted >= big.admitted
+
+
+def test_only_as_many_are_tried_behind_the_first_as_allowed() -> None:
+    one = desk(20, max_model_len=320, look_past=2)
+    one.ask(150, 100)
+    one.steps(3)
+    for _ in range(3):
+        one.ask(200, 10)
+    small = one.ask(8, 2)
+    one.steps(3)
+    assert small.admitted is None
+
+
+# In-flight sharing.
+
+
+def test_a_prompt_with_several_choices_is_computed_once() -> None:
+    one = desk(prefill_chunk_size=64)
+    choices = one.ask_many(list(range(150)), 4, max_tokens=3)
+    one.finish()
+    assert one.computed[choices[0].id] == 150 + 2
+    assert [one.computed[choice.id] for choice in choices[1:]] == [1 + 2] * 3
+    assert [choice.cached_tokens for choice in choices] == [0, 149, 149, 149]
+
+
+def test_without_caching_the_choices_of_one_request_still_share() -> None:
+    one = desk(caching=False)
+    choices = one.ask_many(list(range(150)), 3)
+    other = one.ask(list(range(150)))
+    one.finish()
+    assert [choice.cached_tokens for choice in choices] == [0, 149, 149]
+    assert other.cached_tokens == 0
+
+
+def test_two_users_with_one_system_prompt_arrive_together_and_it_is_computed_once() -> None:
+    one = desk(prefill_chunk_size=64)
+    system = list(range(128))
+    first, second = one.ask([*system, 1000]), one.ask([*system, 2000])
+    one.finish()
+    assert (first.cached_tokens, second.cached_tokens) == (0, 128)
+
+
+def test_whoever_waits_for_another_s_blocks_is_not_passed_over_and_lets_others_by() -> None:
+    one = desk(prefill_chunk_size=64, look_past=0)
+    prompt = list(range(200))
+    first, waiter = one.ask(prompt), one.ask(prompt)
+    # The chunk is full; a stranger comes in as soon as there is budget, ahead of the waiter.
+    stranger = one.ask(8)
+    one.steps(4)
+    assert stranger.admitted == 3
+    assert waiter.admitted is None
+    assert waiter.passed_over == 0
+    one.finish()
+    assert (first.finish_reason, waiter.finish_reason, waiter.cached_tokens) == ("length", "length", 199)
+
+
+def test_a_waiter_whose_model_is_aborted_computes_the_prompt_itself() -> None:
+    one = desk(prefill_chunk_size=64)
+    prompt = list(range(200))
+    first, waiter = one.ask(prompt), one.ask(prompt)
+    one.steps(2)
+    one.scheduler.abort(first.id)
+    one.finish()
+    assert waiter.finish_reason == "length"
+    assert waiter.cached_tokens == 128
+
+
+def test_log_probabilities_of_a_prompt_are_computed_and_not_found() -> None:
+    one = desk()
+    prompt = list(range(40))
+    one.ask(prompt)
+    one.finish()
+    asking = one.ask_many(prompt, 2, prompt_logprobs=1)
+    one.finish()
+    assert [choice.cached_tokens for choice in asking] == [0, 39]
+    assert one.computed[asking[0].id] == 40 + 3
+
+
+# Cancelling.
+
+
+def test_a_cancel_in_the_middle_of_a_prompt_gives_no_token_and_the_blocks_back_at_once() -> None:
+    one = desk(prefill_chunk_size=192, long_prefill_token_threshold=64)
+    first, second, third = (one.ask(200, 4) for _ in range(3))
+    one.step()
+    held = one.scheduler.ledger.usage[0].held
+    assert one.scheduler.abort(third.id)
+    one.scheduler.check()
+    assert one.scheduler.ledger.usage[0].held == held - 4
+    assert (third.finish_reason, third.output) == ("abort", [])
+    plans = one.finish()
+    assert all(chunk.sequence_id != third.id for plan in plans for chunk in plan.chunks)
+    assert [(one_.output, one_.finish_reason) for one_ in (first, second)] == [([WORD] * 4, "length")] * 2
+
+
+def test_a_token_for_somebody_who_has_left_meanwhile_is_dropped() -> None:
+    one = desk()
+    leaving, staying = one.ask(10), one.ask(10)
+    for _ in range(2):
+        plan = one.plan()
+        if leaving.output_count == 1:
+            assert one.scheduler.abort(leaving.id)
+        one.settle(plan)
+    assert leaving.output == [WORD]
+    assert staying.output == [WORD, WORD]
+    assert not one.scheduler.abort(leaving.id)
+
+
+def test_somebody_who_has_not_run_yet_can_be_cancelled() -> None:
+    one = desk(max_num_seqs=1)
+    one.ask(10, 10)
+    prompt = list(range(200))
+    waiting = one.ask(prompt)
+    one.step()
+    assert one.scheduler.waiting == 1
+    assert one.scheduler.abort(waiting.id)
+    assert one.scheduler.waiting == 0
+    assert not one.scheduler.abort(waiting.id)
+    one.finish()
+
+
+def test_somebody_who_waits_for_another_s_blocks_can_be_cancelled() -> None:
+    one = desk(prefill_chunk_size=32)
+    choices = one.ask_many(list(range(100)), 3)
+    one.step()
+    assert one.scheduler.waiting == 2
+    assert one.scheduler.abort(choices[1].id)
+    one.scheduler.check()
+    one.finish()
+    assert choices[2].cached_tokens == 99
+
+
+# Counting.
+
+
+def test_preempted_sequences_that_find_their_own_blocks_are_no_hits() -> None:
+    one = desk(14, max_model_len=200, max_num_seqs=6)
+    for _ in range(20):
+        one.ask(40, 100)
+    plans = one.finish()
+    assert sum(len(plan.preempted) for plan in plans) > 10
+    assert one.scheduler.prefix_queries == 20 * 40
+    assert one.scheduler.prefix_hits == 0
+
+
+def test_a_sequence_that_waits_long_is_counted_once() -> None:
+    one = desk(20, max_model_len=320)
+    prompt = list(range(200))
+    blocking = one.ask(250, 60)
+    one.steps(5)
+    waiting = one.ask(prompt, 2)
+    one.steps(50)
+    assert waiting.admitted is None
+    assert one.scheduler.prefix_queries == blocking.prompt_length
+    one.finish()
+    assert one.scheduler.prefix_queries == 250 + 200
+
+
+def test_found_tokens_are_always_fewer_than_the_prompt_s() -> None:
+    one = desk()
+    for _ in range(3):
+        one.ask(list(range(64)))
+        one.finish()
+    assert one.scheduler.prefix_queries == 3 * 64
+    assert one.scheduler.prefix_hits == 2 * 63
+
+
+def test_counters_stand_still_while_nothing_happens() -> None:
+    one = desk()
+    one.ask(20)
+    one.finish()
+    before = (one.scheduler.prefix_queries, one.scheduler.prefix_hits)
+    for _ in range(60):
+        assert one.plan().empty
+    assert (one.scheduler.prefix_queries, one.scheduler.prefix_hits) == before
