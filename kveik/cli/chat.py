@@ -6,8 +6,8 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Annotated
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Annotated, Protocol
 
 import typer
 
@@ -17,6 +17,7 @@ from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
 from kveik.cli.say import say
 from kveik.cli.setting import Slice
 from kveik.engine.llm import LLM
+from kveik.engine.stream import Delta
 from kveik.errors import PromptTooLong
 from kveik.request.request import SamplingParams
 
@@ -54,13 +55,17 @@ def chat(
     interactive = sys.stdin.isatty()
     llm = LLM(with_model(settings.engine))
     try:
-        conversation = Conversation(llm, settings.of(SamplingParams), system)
         if interactive:
             say(f"{settings.engine.model.model}, {llm.loaded.max_model_len} tokens of context. {HELP}")
-        for line in _lines(interactive):
-            _turn(conversation, line, interactive)
+        converse(Conversation(llm, settings.of(SamplingParams), system), interactive=interactive)
     finally:
         llm.close()
+
+
+def converse(conversation: Conversation, *, interactive: bool) -> None:
+    """Answer line after line until the input ends."""
+    for line in _lines(interactive):
+        _turn(conversation, line, interactive)
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -112,10 +117,26 @@ def _interrupt_noticed() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+class Chatting(Protocol):
+    """What a conversation needs of a model: `LLM` has it."""
+
+    def tokens_of_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """Token ids of the messages, ready for the answer."""
+        ...
+
+    def stream(self, prompt: Sequence[int], sampling: SamplingParams) -> Generator[Delta, None, None]:
+        """The answer as it comes; closing it ends the request."""
+        ...
+
+    def cached_tokens_last(self) -> int:
+        """Prompt tokens of the last request that were found in the cache."""
+        ...
+
+
 class Conversation:
     """The messages so far, and figures of the last answer."""
 
-    def __init__(self, llm: LLM, sampling: SamplingParams, system: str | None) -> None:
+    def __init__(self, llm: Chatting, sampling: SamplingParams, system: str | None) -> None:
         self._llm = llm
         self._sampling = sampling
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
