@@ -14,7 +14,7 @@ it returns to its place in the queue. So the oldest admitted always makes progre
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from kveik.cache.ledger import CacheLedger
 from kveik.cache.match import PrefixMatch
@@ -73,6 +73,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._alive)
+
+    def running_sequences(self) -> Iterator[Sequence]:
+        """All that hold blocks, in no promised order."""
+        yield from self._decodes.values()
+        yield from self._prefills.values()
 
     def sequence(self, sequence_id: int) -> Sequence | None:
         """A sequence that is alive, or has ended since the latest plan."""
@@ -180,7 +185,7 @@ class Scheduler:
         """Room for `length` tokens, from whoever must give way; False where that is the sequence itself."""
         while self.ledger.reach(sequence.id) < length:
             draft.short = True
-            victim = self._policy.yielder(self._running())
+            victim = self._policy.yielder(self.running_sequences())
             self._preempt(victim, draft)
             if victim is sequence:
                 return False
@@ -215,10 +220,6 @@ class Scheduler:
         sequence.status, sequence.computed = Status.WAITING, 0
         sequence.preemptions += 1
         self._line.add(self._policy.order(sequence), sequence)
-
-    def _running(self) -> Iterable[Sequence]:
-        yield from self._decodes.values()
-        yield from self._prefills.values()
 
     # Admission.
 
@@ -264,7 +265,7 @@ class Scheduler:
         """Whether the sequence can be admitted; those that must give way for it are preempted, if that suffices."""
         if self.ledger.can_admit(sequence.id, match):
             return True
-        rivals = [one for one in self._running() if self._policy.may_displace(sequence, one) and one.id not in draft.admitted]
+        rivals = [one for one in self.running_sequences() if self._policy.may_displace(sequence, one)]
         rivals.sort(key=self._policy.order, reverse=True)
 
         def suffices(count: int) -> bool:
