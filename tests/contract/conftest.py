@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import openai
 import pytest
 
-from tests.server.fakes import running
+from kveik.config import CacheConfig, EngineConfig, ModelConfig, ServerConfig
+from kveik.engine.build import open_engine
+from kveik.engine.loop import EngineLoop
+from kveik.observe.events import RequestRefused
+from kveik.server.state import ServerState
+from tests.server.fakes import running, serving
 
 KEY = "sk-contract"
 
@@ -24,11 +31,43 @@ class Served:
     max_model_len: int
 
 
-@pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
-    """A server over a scripted engine, which says the same words over and over."""
-    with running(api_key=(KEY,)) as server:
-        yield Served(f"{server.url}/v1", "small", server.state.max_model_len)
+@pytest.fixture(scope="session", params=["script", pytest.param("engine", marks=pytest.mark.model)])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Once a scripted engine, which says the same words over and over, and once a real one with a real model."""
+    if request.param == "script":
+        with running(api_key=(KEY,)) as server:
+            yield Served(f"{server.url}/v1", "small", server.state.max_model_len)
+    else:
+        with _engine(request.getfixturevalue("catalogue_file")) as state, serving(state) as (url, _):
+            yield Served(f"{url}/v1", state.names[0], state.max_model_len)
+
+
+@contextmanager
+def _engine(catalogue_file: Callable[[str], Path]) -> Iterator[ServerState]:
+    """float32, so that the size of a batch does not decide between two tokens."""
+    path = catalogue_file("smollm2-135m")
+    model = ModelConfig(model=str(path), dtype="float32", max_model_len=1024)
+    loaded = open_engine(EngineConfig(model=model, cache=CacheConfig(num_gpu_blocks_override=1024)), lambda line: None)
+    loop = EngineLoop(loaded.engine, loaded.tokenizer, loaded.config.stream, max_waiting=256)
+    loop.start()
+    try:
+        yield ServerState(
+            door=loop,
+            tokenizer=loaded.tokenizer,
+            chat_template=loaded.chat_template,
+            max_model_len=loaded.max_model_len,
+            config=ServerConfig(port=0, api_key=(KEY,), drain_seconds=1),
+            names=("smollm2-135m",),
+            secret=b"c" * 32,
+            metrics=loaded.metrics.exposition,
+            counts=dict,
+            fingerprint=loaded.fingerprint.hex()[:16],
+            alive=lambda: loop.alive,
+            refused=lambda error: loaded.bus.publish(RequestRefused.because_of(error)),
+        )
+    finally:
+        loop.stop()
+        loaded.close()
 
 
 @pytest.fixture(scope="session")

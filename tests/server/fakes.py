@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -184,7 +184,6 @@ class Running:
     state: ServerState
     server: HttpServer
     tokenizer: Tokenizer
-    thread: threading.Thread = field(repr=False)
 
     def until(self, condition: Callable[[], bool], seconds: float = 2.0) -> bool:
         """Whether the condition comes true in time."""
@@ -214,13 +213,8 @@ def make_state(door: FakeDoor, tokenizer: Tokenizer, *, template: bool = True, *
 
 
 @contextmanager
-def running(
-    script: Script | None = None, *, bos: bool = True, step_seconds: float = 0.0, **changes: object
-) -> Iterator[Running]:
-    """A server in a thread, over a fake door; ended at exit."""
-    tokenizer = make_tokenizer(bos=bos)
-    door = FakeDoor(tokenizer, script, step_seconds=step_seconds)
-    state = make_state(door, tokenizer, **changes)
+def serving(state: ServerState) -> Iterator[tuple[str, HttpServer]]:
+    """A server in a thread, and its address; ended at exit."""
     ready, urls = threading.Event(), []
 
     def on_ready(url: str) -> None:
@@ -232,8 +226,20 @@ def running(
     thread.start()
     assert ready.wait(10)
     try:
-        yield Running(urls[0], door, state, server, tokenizer, thread)
+        yield urls[0], server
     finally:
         server.stop()
         thread.join(15)
         assert not thread.is_alive()
+
+
+@contextmanager
+def running(
+    script: Script | None = None, *, bos: bool = True, step_seconds: float = 0.0, **changes: object
+) -> Iterator[Running]:
+    """A server over a fake door."""
+    tokenizer = make_tokenizer(bos=bos)
+    door = FakeDoor(tokenizer, script, step_seconds=step_seconds)
+    state = make_state(door, tokenizer, **changes)
+    with serving(state) as (url, server):
+        yield Running(url, door, state, server, tokenizer)

@@ -81,7 +81,6 @@ def test_a_second_stop_does_not_wait() -> None:
         begun = time.monotonic()
         server.server.stop()
         server.server.stop()
-        server.thread.join(10)
         thread.join(10)
         assert time.monotonic() - begun < 4
     assert len(server.door.aborted) == 1
