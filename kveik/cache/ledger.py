@@ -59,7 +59,8 @@ class CacheLedger:
         """
         self.block_size = block_size
         self.max_model_len = max_model_len
-        self._chunk = max_model_len if max_chunk is None else max_chunk
+        self.max_chunk = max_model_len if max_chunk is None else max_chunk
+        self.rows = rows
         self._caching = enable_prefix_caching
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
@@ -69,7 +70,7 @@ class CacheLedger:
         self._filling: dict[int, Account] = {}
         self._claims = Claims()
         self._holders = 0
-        self._rooms = [Room(group, number, block_size, self._chunk) for number, group in enumerate(self._groups)]
+        self._rooms = [Room(group, number, block_size, self.max_chunk) for number, group in enumerate(self._groups)]
         for number, group in enumerate(self._groups):
             needed = self._rooms[number].most(max_model_len)
             if needed > group.pool.total:

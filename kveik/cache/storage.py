@@ -19,7 +19,8 @@ class BlockStorage:
             assert layout.bytes_per_value == dtype.itemsize, "the memory plan and the storage disagree on the dtype"
         self.tensors: list[Tensor] = [
             # Not zeroed: the system gives pages when they are first written, so an unused pool costs address space only.
-            torch.empty(count, *layout.shape, dtype=dtype) for layout, count in zip(layouts, blocks, strict=True)
+            torch.empty(count, *layout.shape, dtype=dtype)
+            for layout, count in zip(layouts, blocks, strict=True)
         ]
         """Per group: [blocks, layers in group, key|value, kv heads, block_size, head_dim]."""
 

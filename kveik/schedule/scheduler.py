@@ -33,6 +33,11 @@ class Scheduler:
     def __init__(
         self, ledger: CacheLedger, limits: ScheduleConfig, max_model_len: int, eos_ids: frozenset[int] = frozenset()
     ) -> None:
+        """The ledger was made for these limits: its rows, context and largest chunk bound what is decided here."""
+        assert ledger.rows <= limits.max_num_seqs, "the ledger has more rows than sequences may run"
+        assert max_model_len <= ledger.max_model_len, "the ledger's tables are shorter than the context"
+        largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, max_model_len)
+        assert largest <= ledger.max_chunk, "the ledger's windowed groups count with smaller chunks"
         self.ledger = ledger
         self.prefix_queries = 0
         """Prompt tokens of all sequences admitted so far, each sequence counted once."""
@@ -146,6 +151,8 @@ class Scheduler:
 
     def settle(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Settled:
         """Take over what the step brought. `outcome.sampled` has one entry per chunk that samples, in the plan's order."""
+        later = sum(chunk.samples for chunk in plan.chunks[plan.decodes :])
+        assert len(outcome.sampled) == plan.decodes + later, "the outcome is not this plan's"
         finished: list[Finished] = []
         ledger, decodes, size = self.ledger, self._decodes, self.ledger.block_size
         for item in outcome.sampled[: plan.decodes]:
