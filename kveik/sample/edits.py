@@ -77,27 +77,23 @@ class LogitEdits:
             self._plan_row(plan, row * vocab, sequence)
         broken = [
             _edit(flat, plan.biased, lambda values, bias: values + bias),
-            _edit(flat, plan.repeated, lambda values, penalty: np.where(values > 0, values / penalty, values * penalty)),
-            _edit(flat, plan.counted, lambda values, amount: values - amount),
-            _edit(flat, plan.barred, lambda values, _: np.full_like(values, -np.inf)),
+            _edit(flat, plan.penalised, _penalise),
+            _edit(flat, plan.barred, lambda values: np.full_like(values, -np.inf)),
         ]
         return np.unique(np.concatenate(broken) // vocab)
 
     def _plan_row(self, plan: _Plan, start: int, sequence: RequestSequence) -> None:
         sampling, kept = sequence.sampling, self._recall(sequence)
         plan.biased.add(start + kept.bias_ids, kept.bias)
-        plan.barred.add(start + kept.banned, None)
+        plan.barred.add(start + kept.banned)
         if sequence.output_count < sampling.min_tokens:
-            plan.barred.add(start + kept.ends, None)
+            plan.barred.add(start + kept.ends)
         if kept.history is not None:
             kept.history.catch_up(sequence.tokens)
-            places, counts = start + kept.history.ids, kept.history.counts
-            if sampling.repetition_penalty != 1.0:
-                penalty = max(sampling.repetition_penalty, _LEAST_PENALTY)
-                plan.repeated.add(places, np.full(len(places), penalty, dtype=np.float32))
-            if sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0:
-                amounts = sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-                plan.counted.add(places, amounts.astype(np.float32))
+            counts = kept.history.counts
+            penalty = max(sampling.repetition_penalty, _LEAST_PENALTY)
+            amounts = sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+            plan.penalised.add(start + kept.history.ids, np.full(len(counts), penalty, np.float32), amounts.astype(np.float32))
 
     def _recall(self, sequence: RequestSequence) -> _Kept:
         kept = self._kept.get(sequence.id)
@@ -131,37 +127,40 @@ def _ids(tokens: Iterable[int]) -> Ints:
 
 
 class _Column:
-    """Places in the flat logits and a number for each, gathered row by row."""
+    """Places in the flat logits, and numbers for each of them, gathered row by row."""
 
     def __init__(self) -> None:
-        self._places: list[Ints] = []
-        self._amounts: list[Floats] = []
+        self._entries: list[tuple[NDArray[np.generic], ...]] = []
 
-    def add(self, places: Ints, amounts: Floats | None) -> None:
+    def add(self, places: Ints, *amounts: Floats) -> None:
         if len(places):
-            self._places.append(places)
-            self._amounts.append(np.zeros(len(places), np.float32) if amounts is None else amounts)
+            self._entries.append((places, *amounts))
 
-    def joined(self) -> tuple[Ints, Floats] | None:
-        return (np.concatenate(self._places), np.concatenate(self._amounts)) if self._places else None
+    def joined(self) -> list[NDArray[np.generic]]:
+        """The places and then the numbers, all rows together; nothing where there are none."""
+        return [np.concatenate(parts) for parts in zip(*self._entries, strict=True)]
 
 
 class _Plan:
     """The edits of one step, kind by kind. Within a kind no place comes twice, but for barring, where it does not matter."""
 
     def __init__(self) -> None:
-        self.biased, self.repeated, self.counted, self.barred = _Column(), _Column(), _Column(), _Column()
+        self.biased, self.penalised, self.barred = _Column(), _Column(), _Column()
 
 
-def _edit(flat: Floats, column: _Column, change: Callable[[Floats, Floats], Floats]) -> Ints:
+def _penalise(values: Floats, penalties: Floats, amounts: Floats) -> Floats:
+    """Repetition first: a penalty of 1 and an amount of 0 change nothing."""
+    return np.where(values > 0, values / penalties, values * penalties) - amounts
+
+
+def _edit(flat: Floats, column: _Column, change: Callable[..., Floats]) -> Ints:
     """Change the values at a column's places. Returns the places that held NaN or +Inf before."""
-    joined = column.joined()
-    if joined is None:
+    if not (joined := column.joined()):
         return np.empty(0, dtype=np.int64)
-    places, amounts = joined
+    places, *amounts = joined
     values = flat[places]
-    broken: NDArray[np.bool_] = np.isnan(values) | np.isposinf(values)
+    broken: Ints = places[~(values < np.inf)]
     with np.errstate(over="ignore", invalid="ignore"):
         # A tiny penalty can lift a value past what float32 holds; it stays the likeliest, and finite.
-        flat[places] = np.minimum(change(values, amounts), _LARGEST)
-    return places[broken]
+        flat[places] = np.minimum(change(values, *amounts), _LARGEST)
+    return broken

@@ -39,6 +39,10 @@ class Choice:
     """The row held NaN or +Inf, or left no token possible. Other rows are not touched by that."""
 
 
+_Noted = dict[int, tuple[RawRows, int]]
+"""Row → where its raw log-probabilities are."""
+
+
 class Sampler:
     """Samples steps of one model. What it keeps between steps is bounded, and dropped by `forget`."""
 
@@ -67,31 +71,25 @@ class Sampler:
         if not sequences:
             return []
         logits = as_rows(logits)
-        tiles = TiledLogits.over(logits, self.tokens_real)
         changed = [edited(sequence.sampling, sequence.output_count) for sequence in sequences]
-        raw = _note_raw(tiles, sequences, changed)
+        raw = self._note_raw(logits, sequences, changed)
+        rows = [(row, sequence) for row, sequence in enumerate(sequences) if changed[row]]
+        broken = self._edits.apply(logits.numpy().reshape(-1), self.vocab, rows) if rows else np.empty(0, np.int64)
+        tiles = TiledLogits.over(logits, self.tokens_real)
+        # An edit may hide a value that is not finite, but it has met it then.
         sound = np.isfinite(tiles.peaks)
-        if any(changed):
-            rows = [(row, sequence) for row, sequence in enumerate(sequences) if changed[row]]
-            broken = self._edits.apply(tiles.flat, self.vocab, rows)
-            tiles = TiledLogits.over(logits, self.tokens_real)
-            sound &= np.isfinite(tiles.peaks)
-            sound[broken] = False
+        sound[broken] = False
         tokens = _pick(tiles, sequences, sound)
         return _choices(tokens.tolist(), sound.tolist(), raw)
 
-
-_Noted = dict[int, tuple[RawRows, int]]
-"""Row → where its raw log-probabilities are."""
-
-
-def _note_raw(tiles: TiledLogits, sequences: Sequence[RequestSequence], changed: Sequence[bool]) -> _Noted:
-    """The raw distributions of the rows that report log-probabilities, taken before any edit."""
-    tops = {row: top for row, sequence in enumerate(sequences) if (top := sequence.sampling.logprobs) is not None}
-    if not tops:
-        return {}
-    raw = RawRows.note(tiles, np.array(list(tops)), list(tops.values()), copied=[changed[row] for row in tops])
-    return {row: (raw, at) for at, row in enumerate(tops)}
+    def _note_raw(self, logits: Tensor, sequences: Sequence[RequestSequence], changed: Sequence[bool]) -> _Noted:
+        """The raw distributions of the rows that report log-probabilities, taken before any edit."""
+        tops = {row: top for row, sequence in enumerate(sequences) if (top := sequence.sampling.logprobs) is not None}
+        if not tops:
+            return {}
+        tiles = TiledLogits.over(logits, self.tokens_real)
+        raw = RawRows.note(tiles, np.array(list(tops)), list(tops.values()), copied=[changed[row] for row in tops])
+        return {row: (raw, at) for at, row in enumerate(tops)}
 
 
 def _pick(tiles: TiledLogits, sequences: Sequence[RequestSequence], sound: NDArray[np.bool_]) -> Ints:

@@ -39,7 +39,7 @@ def edited(row: NDArray[np.float32], sequence: Sequence, real: int, eos_ids: fro
 
 
 def filtered(values: Doubles, sequence: Sequence) -> tuple[list[int], Doubles]:
-    """The tokens that are left, in rank order where anything was filtered, and their probabilities."""
+    """The tokens that are left and their probabilities: in rank order where a filter is set, else by id."""
     params = sequence.sampling
     weights = np.exp((values - values.max()) / params.temperature)
     order = sorted(range(len(values)), key=lambda token: (-values[token], token))
@@ -54,7 +54,7 @@ def filtered(values: Doubles, sequence: Sequence) -> tuple[list[int], Doubles]:
             kept.append(token)
             reached += weights[token]
         order = kept
-    if len(order) == len(values):
+    if not 0 < params.top_k < len(values) and params.min_p == 0 and params.top_p == 1:
         order = list(range(len(values)))
     left = weights[order]
     return order, left / left.sum()

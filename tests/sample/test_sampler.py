@@ -103,14 +103,12 @@ PARAMETERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.tuples(PARAMETERS, st.integers(0, 12), st.integers(-(1 << 63), (1 << 64) - 1)), min_size=1, max_size=12),
-    st.sampled_from([(8, 8), (200, 190), (1024, 1000), (6000, 5999)]),
-    st.sampled_from([0.5, 3.0]),
-    st.integers(0, 1 << 30),
-)
-def test_the_quick_sampler_does_what_the_slow_one_does(rows, sizes, spread, seed):
+ROWS = st.lists(st.tuples(PARAMETERS, st.integers(0, 12), st.integers(-(1 << 63), (1 << 64) - 1)), min_size=1, max_size=12)
+SIZES = st.sampled_from([(8, 8), (200, 190), (1024, 1000), (6000, 5999)])
+SPREADS = st.sampled_from([0.5, 3.0])
+
+
+def assert_quick_is_slow(rows, sizes, spread, seed):
     vocab, real = sizes
     chance = np.random.default_rng(seed)
     values = (chance.normal(size=(len(rows), vocab)) * spread).astype(np.float32)
@@ -129,6 +127,19 @@ def test_the_quick_sampler_does_what_the_slow_one_does(rows, sizes, spread, seed
     for row, (choice, asked) in enumerate(zip(choices, sequences, strict=True)):
         assert not choice.failed
         assert choice.token in slow.choose(values[row], asked, real, EOS), asked.sampling
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROWS, SIZES, SPREADS, st.integers(0, 1 << 30))
+def test_the_quick_sampler_does_what_the_slow_one_does(rows, sizes, spread, seed):
+    assert_quick_is_slow(rows, sizes, spread, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, deadline=None)
+@given(ROWS, SIZES, SPREADS, st.integers(0, 1 << 30))
+def test_the_quick_sampler_does_what_the_slow_one_does_in_thousands_of_batches(rows, sizes, spread, seed):
+    assert_quick_is_slow(rows, sizes, spread, seed)
 
 
 def steps(sampler, table, sequences, count):
@@ -329,6 +340,15 @@ def test_other_float_types_and_strides_are_read_alike():
     plain = Sampler(400, 400).choose(values.float(), asked)
     assert plain == Sampler(400, 400).choose(values, asked)
     assert plain == Sampler(400, 400).choose(values.T.contiguous().T, asked)
+
+
+def test_logits_of_inference_mode_are_sampled_alike():
+    values = torch.randn(6, 700, generator=torch.Generator().manual_seed(0))
+    kinds = [{}, {"top_p": 0.9}, {"top_k": 5}, {"temperature": 0.0}, {"presence_penalty": 1.0}, {"logprobs": 3}]
+    asked = [sequence(number, seed=number, **kind) for number, kind in enumerate(kinds)]
+    plain = Sampler(700, 700).choose(values.clone(), asked)
+    with torch.inference_mode():
+        assert plain == Sampler(700, 700).choose(values.clone(), asked)
 
 
 def test_an_empty_batch_has_no_choices():
