@@ -100,7 +100,6 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     return Tokenizer(
         core,
         spelling,
-        vocab_size=len(vocabulary.texts),
         bos=bos,
         eos_ids=_end_ids(vocabulary),
         before=[bos] if with_bos and bos is not None else [],

@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 
 from kveik.errors import BadValue, ModelBroken
-from kveik.text.token_bytes import Spelling, TokenBytes, spelling_of_decoder
+from kveik.text.token_bytes import CHARACTER_OF, Spelling, TokenBytes, spelling_of_decoder
 
 # A few markers sets are in use at once (one per chat template, and the plain one); more would be a leak.
 _MAX_VARIANTS = 8
@@ -23,7 +23,6 @@ class Tokenizer:
         core: tokenizers.Tokenizer,
         spelling: Spelling,
         *,
-        vocab_size: int | None = None,
         bos: int | None = None,
         eos_ids: Collection[int] = (),
         before: Sequence[int] = (),
@@ -32,8 +31,7 @@ class Tokenizer:
     ) -> None:
         """`before` and `after` go around every text encoded with `add_special`, on top of what `core` itself adds.
 
-        `vocab_size` is the highest id + 1, looked up in `core` where it is not given (0.2 s for 262,144 tokens). `named` holds
-        the texts of tokens with a role, as templates name them: bos_token, eos_token, unk_token, pad_token.
+        `named` holds the texts of tokens with a role, as templates name them: bos_token, eos_token, unk_token, pad_token.
         """
         # A tokenizer.json may ask for truncation or padding, which would silently change a prompt.
         core.no_truncation()
@@ -42,9 +40,10 @@ class Tokenizer:
         self._before, self._after = tuple(before), tuple(after)
         self._added = core.get_added_tokens_decoder()
         self._variants: dict[frozenset[int], tokenizers.Tokenizer] = {}
-        highest = max(core.get_vocab(with_added_tokens=True).values(), default=-1) if vocab_size is None else vocab_size - 1
-        self.vocab_size = highest + 1
-        """Ids below it are tokens; a model's head may be padded beyond it."""
+        vocab = core.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocab.values(), default=-1)
+        """Highest id + 1; a model's head may be padded beyond it."""
+        self._reach = _reach(core, spelling, max(map(len, vocab), default=1))
         self.bos = bos
         self.eos_ids = frozenset(eos_ids)
         self.special_ids = frozenset(token for token, added in self._added.items() if added.special)
@@ -69,10 +68,19 @@ class Tokenizer:
     def encode_without(self, text: str, excluded: frozenset[int], *, add_special: bool = False) -> list[int]:
         """As `encode`, but with the added tokens in `excluded` not recognised in the text."""
         _check_characters(text)
-        # A batch of one: `encode` holds Python's lock throughout, which would stop every stream while a long prompt is cut.
-        (encoding,) = self._variant(excluded).encode_batch_fast([text], add_special_tokens=add_special)
-        ids: list[int] = encoding.ids
-        return ids
+        ids = _encode(self._variant(excluded), text, add_special)
+        if excluded.isdisjoint(ids):
+            return ids
+        # Some tokenizer.json files have merges that end in a special token, such as "<" with "s>".
+        return [part for token in ids for part in (self._spelled_out(token) if token in excluded else [token])]
+
+    def least_tokens(self, text: str) -> int:
+        """A bound that costs nothing: `text` has at least this many tokens.
+
+        For refusing texts of many megabytes that no context holds without cutting them, which can take minutes. 0 where a
+        normalizer or a token may swallow any number of characters.
+        """
+        return -(-len(text) // self._reach) if self._reach is not None else 0
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of these tokens. Bytes that are not UTF-8 become U+FFFD, one per maximal subpart (Unicode 15, section 3.9).
@@ -108,6 +116,19 @@ class Tokenizer:
         """Special and user-defined tokens, by id, with their matching rules."""
         return self._added
 
+    def _spelled_out(self, token: int) -> list[int]:
+        """A special token's text, character by character, as tokens of its own; a character without any is left out."""
+        spelled: list[int | None] = []
+        for character in self._added[token].content:
+            whole = None if self.spelling.byte_level else self.token_id(character)
+            if whole is not None:
+                spelled.append(whole)
+            elif self.spelling.byte_level:
+                spelled += [self.token_id(CHARACTER_OF[byte]) for byte in character.encode()]
+            else:
+                spelled += [self.token_id(f"<0x{byte:02X}>") for byte in character.encode()]
+        return [part for part in spelled if part is not None]
+
     def _variant(self, excluded: frozenset[int]) -> tokenizers.Tokenizer:
         """The core with some added tokens left out. It shares the model, so that only the matching of added tokens is built."""
         if not excluded:
@@ -127,6 +148,35 @@ def _without(core: tokenizers.Tokenizer, kept: list[tokenizers.AddedToken]) -> t
             setattr(variant, part, getattr(core, part))
     variant.add_tokens(kept)
     return variant
+
+
+def _encode(core: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
+    """The ids, found without holding the interpreter: `encode` would stop every other thread, seconds long for megabytes."""
+    try:
+        ids: list[int] = core.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+    except BaseException as error:
+        # pyo3's PanicException is no Exception and cannot be imported. The patterns' engine gives up on runs of ten million.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BadValue(f"The text, {len(text)} characters, is too uniform to be cut into tokens.") from None
+    return ids
+
+
+def _reach(core: tokenizers.Tokenizer, spelling: Spelling, longest: int) -> int | None:
+    """How many characters of a text one token can stand for at most; None when there is no such bound.
+
+    A vocabulary that covers every byte spells a token in at least as many characters as it stands for. Composition (NFC) makes
+    one character of at most four (Unicode has none with a longer canonical decomposition).
+    """
+    covers_all = spelling.byte_level or spelling.byte_tokens
+    swallows = any(added.lstrip or added.rstrip for added in core.get_added_tokens_decoder().values())
+    normalizer = json.loads(core.normalizer.__getstate__()) if core.normalizer is not None else {"type": "Nothing"}
+    kinds = {part["type"] for part in normalizer.get("normalizers", [normalizer])}
+    if not covers_all or swallows or not kinds <= {"Nothing", "NFC", "Prepend", "Replace"}:
+        return None
+    if any(part.get("pattern", {"String": " "}) != {"String": " "} for part in normalizer.get("normalizers", [normalizer])):
+        return None
+    return longest * (4 if "NFC" in kinds else 1)
 
 
 def _check_characters(text: str) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kveik.errors import BadValue, ModelBroken, Unsupported
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
+from kveik.text.token_bytes import BYTE_LEVEL, Spelling
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
 from tests.text.vocabularies import (
     NASTY,
@@ -213,6 +214,75 @@ def test_a_normalizer_also_holds_for_plain_encoding() -> None:
     core.normalizer = normalizers.NFC()
     from_core = Tokenizer(core, byte_level_tokenizer().spelling)
     assert from_core.encode("e\u0301", parse_special=False) == from_core.encode("é")
+
+
+def test_a_special_token_that_merges_could_make_is_still_spelled_out_as_plain_text() -> None:
+    vocab = {
+        text: token for token, text in enumerate(["<s>", "<", "s", ">", "s>", "\u2581", *(f"<0x{b:02X}>" for b in range(256))])
+    }
+    core = Core(models.BPE(vocab=vocab, merges=[("s", ">"), ("<", "s>")], byte_fallback=True))
+    core.normalizer = normalizers.Replace(" ", "\u2581")
+    core.add_special_tokens(["<s>"])
+    tokenizer = Tokenizer(core, Spelling(space_mark="\u2581", byte_tokens=True))
+    assert tokenizer.encode("<s> <s>") == [0, vocab["\u2581"], 0]
+    plain = tokenizer.encode("<s> <s>", parse_special=False)
+    assert 0 not in plain
+    assert tokenizer.decode(plain) == "<s> <s>"
+
+
+def test_other_threads_run_while_a_long_text_is_cut() -> None:
+    tokenizer, ticks, done = byte_level_tokenizer(), 0, threading.Event()
+
+    def count() -> None:
+        nonlocal ticks
+        while not done.wait(0.001):
+            ticks += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    # About half a second of work. Holding the interpreter leaves room for one tick.
+    tokenizer.encode("the yeast is 123 kept. " * 20_000)
+    done.set()
+    counter.join()
+    assert ticks > 5
+
+
+@pytest.mark.parametrize("make", [byte_level_tokenizer, lambda: tokenizer_from_gguf(sentencepiece_metadata())])
+def test_the_cheap_bound_never_exceeds_the_tokens(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    for text in [*NASTY, "the yeast is kept" * 1000]:
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+    assert tokenizer.least_tokens("x" * 1_000_000) > 10_000
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma-3-270m"])
+def test_the_cheap_bound_holds_for_the_longest_tokens_there_are(catalogue_file: CatalogueFile, name: str) -> None:
+    tokenizer = real_tokenizer(catalogue_file(name))
+    longest = sorted(range(tokenizer.vocab_size), key=lambda token: -len(tokenizer.token_text(token)))[:50]
+    for text in [*(tokenizer.token_text(token) * 50 for token in longest), "\u1f82" * 500, "\u03b1\u0313\u0300\u0345" * 500]:
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+    assert tokenizer.least_tokens("x" * 16_000_000) > 10_000
+
+
+def test_there_is_no_cheap_bound_where_characters_may_vanish() -> None:
+    core = byte_level()
+    core.add_tokens([AddedToken("<|r|>", rstrip=True)])
+    assert Tokenizer(core, BYTE_LEVEL).least_tokens("x" * 10**6) == 0
+    core = byte_level()
+    core.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
+    assert Tokenizer(core, BYTE_LEVEL).least_tokens("x" * 10**6) == 0
+    core.normalizer = normalizers.Replace(Regex(" +"), " ")
+    assert Tokenizer(core, BYTE_LEVEL).least_tokens("x" * 10**6) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_run_that_the_patterns_engine_gives_up_on_is_the_callers_fault(catalogue_file: CatalogueFile) -> None:
+    tokenizer = real_tokenizer(catalogue_file("qwen2.5-coder-0.5b"))
+    with pytest.raises(BadValue, match="12000000 characters"):
+        tokenizer.encode(" " * 12_000_000)
+    assert tokenizer.decode(tokenizer.encode("still here")) == "still here"
 
 
 # Tokens out.

@@ -91,10 +91,15 @@ def byte_level_tokenizer() -> Tokenizer:
     return Tokenizer(core, BYTE_LEVEL, eos_ids=[core.token_to_id("<|end|>")])
 
 
+@cache
+def _token_of_byte(tokenizer: Tokenizer) -> dict[bytes, int]:
+    ordinary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
+    return {tokenizer.token_bytes(token): token for token in ordinary}
+
+
 def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """One token per byte."""
-    ordinary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
-    by_byte = {tokenizer.token_bytes(token): token for token in ordinary}
+    by_byte = _token_of_byte(tokenizer)
     return [by_byte[bytes([byte])] for byte in data]
 
 
