@@ -196,7 +196,7 @@ class Running:
 def make_state(door: FakeDoor, tokenizer: Tokenizer, *, template: bool = True, **changes: object) -> ServerState:
     """A state around a fake door; `changes` are fields of the state or of its `ServerConfig`."""
     settings = {key: changes.pop(key) for key in list(changes) if key in ServerConfig.__dataclass_fields__}
-    config = ServerConfig(**({"port": 0, "drain_seconds": 0.2} | settings))  # type: ignore[arg-type]  # a test's own
+    config = ServerConfig(**({"port": 0, "drain_seconds": 0.2} | settings))  # type: ignore[arg-type]  # any field, by name
     fields: dict[str, object] = {
         "door": door,
         "tokenizer": tokenizer,
@@ -209,7 +209,7 @@ def make_state(door: FakeDoor, tokenizer: Tokenizer, *, template: bool = True, *
         "counts": lambda: {"running": 0, "waiting": 0},
         "fingerprint": "fp_test",
     }
-    return ServerState(**(fields | changes))  # type: ignore[arg-type]  # a test's own
+    return ServerState(**(fields | changes))  # type: ignore[arg-type]  # any field, by name
 
 
 @contextmanager
