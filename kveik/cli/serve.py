@@ -14,6 +14,7 @@ from kveik.config import ModelConfig, ServerConfig
 from kveik.engine.build import LoadedEngine, open_engine
 from kveik.engine.loop import EngineLoop
 from kveik.model.catalogue import home_folder, is_hub_id
+from kveik.observe.events import RequestRefused
 from kveik.server.app import create_app
 from kveik.server.auth import tenant_secret
 from kveik.server.serve import listen
@@ -75,6 +76,7 @@ def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: 
         counts=counts,
         fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",
         alive=lambda: loop.alive,
+        refused=lambda error: loaded.bus.publish(RequestRefused.because_of(error)),
     )
 
 
