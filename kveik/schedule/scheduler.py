@@ -36,7 +36,8 @@ class Scheduler:
         """The ledger was made for these limits: its rows, context and largest chunk bound what is decided here."""
         assert ledger.rows <= limits.max_num_seqs, "the ledger has more rows than sequences may run"
         assert max_model_len <= ledger.max_model_len, "the ledger's tables are shorter than the context"
-        largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, max_model_len)
+        cap = limits.long_prefill_token_threshold or limits.prefill_chunk_size
+        largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
         assert largest <= ledger.max_chunk, "the ledger's windowed groups count with smaller chunks"
         self.ledger = ledger
         self.prefix_queries = 0

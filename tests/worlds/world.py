@@ -20,6 +20,12 @@ SHAPES = ((None,), (None,), (None, 8), (None, 20), (5,), (None, 1, 13))
 """Windows of the layer groups."""
 
 
+def chunk_at_most(limits: ScheduleConfig) -> int:
+    """Tokens of one sequence in one step at most."""
+    cap = limits.long_prefill_token_threshold or limits.prefill_chunk_size
+    return min(cap, limits.prefill_chunk_size, limits.max_num_batched_tokens)
+
+
 @dataclass
 class World:
     """Everything drawn from the seed before the first step."""
@@ -44,14 +50,16 @@ class World:
         limits = ScheduleConfig(
             max_num_seqs=rows,
             max_num_batched_tokens=max(rows, chance.choice((8, 16, 64, 128))),
-            prefill_chunk_size=chunk,
-            long_prefill_token_threshold=chance.choice((None, None, 3, 20)),
+            prefill_chunk_size=chance.choice((chunk, chunk + 20)),
+            # The ledger is told the smallest of the three, and its windowed groups have not a block to spare.
+            long_prefill_token_threshold=chance.choice((None, 3, chunk)),
             scheduling_policy=chance.choice(("fcfs", "priority")),
             priority_ageing_seconds=chance.choice((2.0, 30.0, float("inf"))),
             look_past=chance.choice((0, 1, 8)),
             look_past_limit=chance.choice((0, 2, 64)),
         )
         groups = [LayerGroup((number,), 1, 4, window) for number, window in enumerate(chance.choice(SHAPES))]
+        chunk = chunk_at_most(limits)
         least = [blocks_at_most(group, max_model_len, block_size, chunk) for group in groups]
         extra = chance.choice((0, 0, 1, 3, 10, 60))
         blocks = [count + chance.randrange(extra + 1) for count in least]
@@ -105,7 +113,7 @@ class Run:
             block_size=world.block_size,
             rows=world.limits.max_num_seqs,
             max_model_len=world.max_model_len,
-            max_chunk=world.limits.prefill_chunk_size,
+            max_chunk=chunk_at_most(world.limits),
             enable_prefix_caching=world.caching,
         )
         self.scheduler = Scheduler(self.ledger, world.limits, world.max_model_len, frozenset({EOS}))
