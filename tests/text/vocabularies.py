@@ -49,6 +49,12 @@ NASTY = [
     "The quick brown fox jumps over the lazy dog. " * 20,
 ]
 
+CHATML = (
+    "{% for m in messages %}{{ '<|start|>' + m.role + '\\n' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
+)
+"""A chat template in the common style, with the special tokens of the small byte-level vocabulary."""
+
 PROSE = (
     "The yeast is kept and pitched again from batch to batch. It works hot and fast, and is never thrown away.\n"
     "Gjæren tas vare på, år etter år; den tåler 40 °C. 'It's fine', they said: \"don't worry\" - 3 parts to 100.\n"
