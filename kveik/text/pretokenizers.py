@@ -25,10 +25,6 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_GPT4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _DEEPSEEK_CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
@@ -93,15 +89,14 @@ BY_NAME: dict[str, PreTokenization] = {
     "llama3": _LLAMA3_CUT,
     "llama-v3": _LLAMA3_CUT,
     "llama-bpe": _LLAMA3_CUT,
-    "smaug-bpe": _LLAMA3_CUT,
     "falcon3": _LLAMA3_CUT,
     "qwen2": _QWEN2_CUT,
+    "deepseek-r1-qwen": PreTokenization(_split(_QWEN2)),
     "smollm": _DIGITS_CUT,
     "starcoder": _DIGITS_CUT,
     "refact": _DIGITS_CUT,
     "command-r": PreTokenization(_single_digits, normalizers.NFC),
     "tekken": PreTokenization(_split(_TEKKEN), whole_words=True),
-    "gpt-4o": PreTokenization(_split(_GPT4O), whole_words=True),
     "deepseek-coder": PreTokenization(_deepseek_coder),
     "deepseek-v3": PreTokenization(_split(r"\p{N}{1,3}", _DEEPSEEK_CJK, _DEEPSEEK_V3)),
     "falcon": PreTokenization(_falcon),
