@@ -68,10 +68,10 @@ class LLM:
 
     def stream(self, prompt: Items[int], sampling: SamplingParams) -> Generator[Delta, None, None]:
         """One prompt's deltas as they come. Closing the iterator frees the request's blocks."""
-        answering = self._submit(prompt, sampling)
+        answering = self.submit(prompt, sampling)
         try:
             while not answering.text.finished:
-                yield from self._step().get(answering.text, [])
+                yield from self.step().get(answering.text, [])
         finally:
             for sequence_id in answering.sequences.values():
                 self._forget(sequence_id, "abort")
@@ -90,8 +90,8 @@ class LLM:
         while waiting or pending:
             while waiting and self.loaded.engine.scheduler.waiting + sampling.n <= limit:
                 number, prompt = waiting.pop()
-                pending[self._submit(prompt, sampling).text] = number
-            for text, deltas in self._step().items():
+                pending[self.submit(prompt, sampling).text] = number
+            for text, deltas in self.step().items():
                 number = pending[text]
                 for delta in deltas:
                     texts.setdefault((number, delta.choice), []).append(delta)
@@ -99,7 +99,8 @@ class LLM:
                     done[pending.pop(text)] = text
         return [_completion(number, choice, deltas, done[number]) for (number, choice), deltas in sorted(texts.items())]
 
-    def _submit(self, prompt: Items[int], sampling: SamplingParams) -> Answering:
+    def submit(self, prompt: Items[int], sampling: SamplingParams) -> Answering:
+        """Queue a prompt without waiting for it; `step` brings its answer."""
         room = self.room_after(prompt)
         fitted = replace(sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room))
         request = Request(id=f"offline-{next(self._ids)}", prompt=tuple(prompt), sampling=fitted)
@@ -110,7 +111,7 @@ class LLM:
         self._last = answering
         return answering
 
-    def _step(self) -> dict[RequestText, list[Delta]]:
+    def step(self) -> dict[RequestText, list[Delta]]:
         """One step; what it brought, by request."""
         report = self.loaded.engine.step()
         for sequence_id, cached in report.admitted:
