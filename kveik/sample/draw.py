@@ -9,7 +9,8 @@ likeliest token, so which of them comes first makes no difference; top_p then lo
     rows with top_p alone        the head, and one pass for the mass of the whole vocabulary
     rows with neither            that pass, and the one tile in which the number falls
 
-A row's token depends on that row alone: sums run over fixed tiles or in rank order, whatever else is in the batch.
+A row's token depends on that row alone: sums run over fixed tiles or in rank order, whatever else is in the batch. A chance is
+at most 1 - 2^-53, and that times a mass is below the mass after rounding too: the draw never falls behind the last token.
 """
 
 from __future__ import annotations
@@ -122,8 +123,6 @@ class _Cut:
         row = np.arange(len(self.kept))
         mass = self.sums[row, self.kept - 1]
         column = np.count_nonzero(self.sums <= (chances * mass)[:, None], axis=1)
-        # The product may round up to the whole mass; the token that reaches it has weight, those after it may have none.
-        column = np.minimum(column, np.count_nonzero(self.sums < mass[:, None], axis=1))
         picked: Ints = ranked.ids[row, column]
         return picked
 
@@ -161,7 +160,6 @@ def _invert(weights: Doubles, chances: Doubles) -> tuple[Ints, Doubles]:
     sums = np.cumsum(weights, axis=1)
     targets = chances * sums[:, -1]
     column = np.count_nonzero(sums <= targets[:, None], axis=1)
-    column = np.minimum(column, np.count_nonzero(sums < sums[:, -1:], axis=1))
     weight = weights[row, column]
     rest = (targets - (sums[row, column] - weight)) / weight
     return column, np.clip(rest, 0.0, np.nextafter(1.0, 0.0))

@@ -34,9 +34,7 @@ def draw_wide(values: Floats, temperature: float, top_p: float, chance: float) -
     edge = _Bin.reaching(top_p * sums[-1], sums, bins, values, weights)
     last = edge.first(edge.target, side="left")
     drawn = _Bin.reaching(chance * edge.sums[last], sums, bins, values, weights)
-    at = drawn.first(drawn.target, side="right")
-    # A product that rounds up to the whole mass must not lead out of the nucleus.
-    return int(drawn.ids[min(at, last) if drawn.place == edge.place else at])
+    return int(drawn.ids[drawn.first(drawn.target, side="right")])
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,14 +47,16 @@ class Sampler:
     """Samples steps of one model. What it keeps between steps is bounded, and dropped by `forget`."""
 
     def __init__(self, vocab: int, tokens_real: int, eos_ids: frozenset[int] = frozenset()) -> None:
-        """vocab: columns of the logits. tokens_real: ids from there on are padding and never sampled.
+        """vocab: columns of the logits. tokens_real: ids from there on are padding and never sampled; a tokenizer may also
+        know more ids than the model has columns.
 
         eos_ids: with a request's stop_token_ids, the tokens that cannot come before its min_tokens.
         """
-        assert 0 < tokens_real <= vocab, f"{tokens_real} real tokens of {vocab}"
+        assert vocab > 0
+        assert tokens_real > 0
         self.vocab = vocab
-        self.tokens_real = tokens_real
-        self._edits = LogitEdits(tokens_real, eos_ids)
+        self.tokens_real = min(tokens_real, vocab)
+        self._edits = LogitEdits(self.tokens_real, eos_ids)
 
     @property
     def remembered(self) -> int:

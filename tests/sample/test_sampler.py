@@ -66,6 +66,15 @@ def test_filters_look_at_the_probabilities_after_temperature():
     assert_drawn_from(frequencies(FOUR, temperature=0.5), squares / squares.sum())
 
 
+def test_min_p_decides_exactly_at_its_border():
+    # The float32 next to log(0.5) lies below it, and the one above lies above it.
+    below = np.float32(np.log(0.5))
+    above = np.nextafter(below, np.float32(0))
+    assert np.exp(np.float64(below)) < 0.5 <= np.exp(np.float64(above))
+    assert frequencies([0.0, below], draws=200, min_p=0.5)[1] == 0
+    assert frequencies([0.0, above], draws=200, min_p=0.5)[1] > 0
+
+
 def test_a_wide_vocabulary_is_drawn_from_evenly():
     real = 1000
     seen = frequencies(np.zeros(real), draws=20_000)
@@ -208,6 +217,12 @@ def test_padded_ids_are_never_sampled(sampling):
     )
     assert all(choice.token < real for choice in choices)
     assert all(token < real for choice in choices for token, _ in choice.logprob.top)
+
+
+def test_a_tokenizer_may_know_more_ids_than_the_model_has_columns():
+    asked = sequence(temperature=0.0, logit_bias=((8, 100.0), (9, 100.0)), stop_token_ids=(8,), min_tokens=1, prompt=(9,))
+    [choice] = Sampler(8, 10, frozenset({9})).choose(logits(np.arange(8)), [asked])
+    assert choice.token == 7
 
 
 def test_a_bias_outside_the_vocabulary_touches_nobody():
