@@ -146,9 +146,9 @@ def _byte_level_core(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    # The first character may itself be the space that otherwise separates; so looks llama.cpp, too.
-    middle = merge.find(" ", 1)
-    return merge[:middle], merge[middle + 1 :]
+    # A byte-level vocabulary writes a space as another character, so that the one in a merge only separates.
+    left, _, right = merge.partition(" ")
+    return left, right
 
 
 def _sentencepiece_core(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, Spelling]:

@@ -210,6 +210,14 @@ def test_an_absent_pre_tokenizer_is_recovered_from_known_merges(catalogue_file: 
         tokenizer_from_gguf({**silent, "tokenizer.ggml.merges": merges[:-1]})
 
 
+@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("gpt-2", False), ("qwen2", False)])
+def test_a_word_that_is_a_token_is_taken_whole_where_the_vocabulary_comes_from_tiktoken(pre: str, whole: bool) -> None:
+    tokens = [*tokens_of(byte_level_metadata()), "zyzzyva"]  # no merge leads to it
+    ours = tokenizer_from_gguf(byte_level_metadata(pre=pre, tokens=tokens, token_type=[1] * len(tokens)))
+    assert (ours.encode("zyzzyva") == [len(tokens) - 1]) is whole
+    assert ours.decode(ours.encode("zyzzyva")) == "zyzzyva"
+
+
 # Start and end tokens.
 
 
