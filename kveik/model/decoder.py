@@ -101,7 +101,7 @@ class _Loading:
 
     def decoder(self) -> Decoder:
         spec = self.spec
-        embedding = self.tensor("embed_tokens.weight", spec.vocab, spec.hidden)
+        embedding = self.tensor("embed_tokens.weight", spec.vocab, spec.hidden, dtype=self.dtype)
         projection = self.projection(embedding)
         layers = tuple(
             self.layer(layer, group, place)
@@ -124,30 +124,33 @@ class _Loading:
 
     def layer(self, layer: int, group: int, place: int) -> Layer:
         spec, name = self.spec, f"layers.{layer}."
+        before = "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
         return Layer(
             group=group,
             place=place,
-            attention_norm=self.norm(name + "input_layernorm", spec.hidden),
-            attention=self.attention(name + "self_attn."),
+            attention_norm=self.bare_norm(),
+            attention=self.attention(name + "self_attn.", self.scales(name + "input_layernorm")),
             attention_post_norm=self.norm(name + "post_attention_layernorm", spec.hidden) if spec.post_norms else None,
-            feed_forward_norm=self.norm(
-                name + ("pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"), spec.hidden
-            ),
-            feed_forward=FeedForward(
-                gate=self.linear([name + "mlp.gate_proj"], [spec.intermediate], spec.hidden, spec.mlp_bias),
-                up=self.linear([name + "mlp.up_proj"], [spec.intermediate], spec.hidden, spec.mlp_bias),
-                down=self.linear([name + "mlp.down_proj"], [spec.hidden], spec.intermediate, spec.mlp_bias),
-                activation=spec.activation,
-            ),
+            feed_forward_norm=self.bare_norm(),
+            feed_forward=self.feed_forward(name + "mlp.", self.scales(name + before)),
             feed_forward_post_norm=self.norm(name + "post_feedforward_layernorm", spec.hidden) if spec.post_norms else None,
         )
 
-    def attention(self, name: str) -> Attention:
+    def feed_forward(self, name: str, scales: Tensor) -> FeedForward:
+        spec = self.spec
+        return FeedForward(
+            gate=self.linear([name + "gate_proj"], [spec.intermediate], spec.hidden, spec.mlp_bias, scales),
+            up=self.linear([name + "up_proj"], [spec.intermediate], spec.hidden, spec.mlp_bias, scales),
+            down=self.linear([name + "down_proj"], [spec.hidden], spec.intermediate, spec.mlp_bias),
+            activation=spec.activation,
+        )
+
+    def attention(self, name: str, scales: Tensor) -> Attention:
         spec = self.spec
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         names = [name + part for part in ("q_proj", "k_proj", "v_proj")]
         return Attention(
-            qkv=self.linear(names, [queries, keys, keys], spec.hidden, spec.qkv_bias),
+            qkv=self.linear(names, [queries, keys, keys], spec.hidden, spec.qkv_bias, scales),
             output=self.linear([name + "o_proj"], [spec.hidden], queries, spec.output_bias),
             query_norm=self.norm(name + "q_norm", spec.head_dim) if spec.head_norms else None,
             key_norm=self.norm(name + "k_norm", spec.head_dim) if spec.head_norms else None,
@@ -158,13 +161,18 @@ class _Loading:
             soft_cap=spec.attention_soft_cap,
         )
 
-    def linear(self, names: list[str], outputs: list[int], inputs: int, biased: bool) -> Linear:
-        """Several products with the same input become one, their rows one after another."""
+    def linear(
+        self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None
+    ) -> Linear:
+        """Several products with the same input become one, their rows one after another.
+
+        scales: [inputs], what the norm before the product leaves to its weight's columns.
+        """
         weight = torch.empty(sum(outputs), inputs, dtype=self.dtype)
         bias = torch.empty(sum(outputs), dtype=self.dtype) if biased else None
         first = 0
         for name, count in zip(names, outputs, strict=True):
-            self.file.read(name + ".weight", weight[first : first + count])
+            self.file.read(name + ".weight", weight[first : first + count], scales)
             if bias is not None:
                 self.file.read(name + ".bias", bias[first : first + count])
             first += count
@@ -182,11 +190,23 @@ class _Loading:
         self.bytes += linear.weight_bytes
         return linear
 
-    def norm(self, name: str, width: int) -> Norm:
-        return Norm(self.tensor(name + ".weight", width), self.spec.norm_eps)
+    def scales(self, name: str) -> Tensor:
+        """float32 [hidden]: a norm's weight and the square root of the width, for the product behind it."""
+        weight = self.tensor(name + ".weight", self.spec.hidden, dtype=torch.float32)
+        return weight.mul_(self.spec.hidden**0.5)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        tensor = torch.empty(shape, dtype=self.dtype)
+    def bare_norm(self) -> Norm:
+        return Norm(self.floor(self.spec.hidden), None)
+
+    def norm(self, name: str, width: int) -> Norm:
+        weight = self.tensor(name + ".weight", width, dtype=torch.float32)
+        return Norm(self.floor(width), weight.mul_(width**0.5))
+
+    def floor(self, width: int) -> Tensor:
+        return torch.tensor((width * self.spec.norm_eps) ** 0.5)
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
         self.file.read(name, tensor)
         return tensor
 

@@ -44,8 +44,11 @@ class ModelFile(ABC):
     eos_ids: frozenset[int]
 
     @abstractmethod
-    def read(self, name: str, into: Tensor) -> None:
-        """Copy a tensor by canonical name into memory of its shape, cast to its type."""
+    def read(self, name: str, into: Tensor, scales: Tensor | None = None) -> None:
+        """Copy a tensor by canonical name into memory of its shape, cast to its type.
+
+        scales: float32 [columns], multiplied with each row before it is rounded.
+        """
 
     @abstractmethod
     def rope_divisors(self) -> Tensor | None:
@@ -83,7 +86,7 @@ class GgufModel(ModelFile):
         self.tensors = {names.get(name, name): tensor for name, tensor in header.tensors.items()}
         _check_tensors(self.spec, {name: tensor.shape for name, tensor in self.tensors.items()})
 
-    def read(self, name: str, into: Tensor) -> None:
+    def read(self, name: str, into: Tensor, scales: Tensor | None = None) -> None:
         tensor = self.tensors[name]
         rows = self._row_order(name)
         if rows is not None and into.dim() == 1:
@@ -91,7 +94,7 @@ class GgufModel(ModelFile):
             _read_rows(self.path, tensor, into[None], None)
             into[rows] = into.clone()
         else:
-            _read_rows(self.path, tensor, into if into.dim() > 1 else into[None], rows)
+            _read_rows(self.path, tensor, into if into.dim() > 1 else into[None], rows, scales)
 
     def _row_order(self, name: str) -> Tensor | None:
         """Where each row of the file belongs, where it is not its own place.
@@ -115,10 +118,12 @@ class GgufModel(ModelFile):
         return _fingerprint([self.path])
 
 
-def _read_rows(path: Path, tensor: GgufTensor, into: Tensor, places: Tensor | None) -> None:
+def _read_rows(path: Path, tensor: GgufTensor, into: Tensor, places: Tensor | None, scales: Tensor | None = None) -> None:
     """into: [rows, width]; row i of the file goes to into[places[i]]."""
 
     def store(first: int, rows: Tensor) -> None:
+        if scales is not None:
+            rows = rows.float().mul_(scales)
         if places is None:
             into[first : first + len(rows)] = rows
         else:
@@ -184,14 +189,14 @@ class FolderModel(ModelFile):
                 found[canonical] = (path, name, shape)
         return found
 
-    def read(self, name: str, into: Tensor) -> None:
+    def read(self, name: str, into: Tensor, scales: Tensor | None = None) -> None:
         path, inside, _ = self.tensors[name]
         with safe_open(path, framework="pt") as file:
             tensor = file.get_tensor(inside)
         if self.spec.architecture == "gemma3" and name.endswith("norm.weight"):
             # Gemma multiplies with 1 + w, and only GGUF files store it so.
             tensor = tensor.float() + 1.0
-        into.copy_(tensor)
+        into.copy_(tensor if scales is None else tensor.float() * scales)
 
     def rope_divisors(self) -> Tensor | None:
         return None

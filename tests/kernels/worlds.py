@@ -1,0 +1,110 @@
+"""Random steps over paged storage, whose unowned slots are poisoned with NaN: what every attention must survive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kveik.cache.layout import blocks_for
+from kveik.kernels.attention import AttentionBatch
+
+LAYERS, LAYER = 3, 1
+"""The storage holds several layers; the test reads one in the middle, so that strides count."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    batch: AttentionBatch
+    storage: Tensor
+    """[blocks, LAYERS, 2, kv_heads, block_size, head_dim]"""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def cache(self) -> Tensor:
+        return self.storage[:, LAYER]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 8
+    block_size: int = 8
+    window: int | None = None
+    dtype: torch.dtype = torch.float32
+
+
+def world(shape: Shape, contexts: list[int], counts: list[int], seed: int) -> World:
+    """Row i has contexts[i] positions of which the last counts[i] are new. Rows with one query must come first."""
+    chance = torch.Generator().manual_seed(seed)
+    held = [_held(shape, context, count) for context, count in zip(contexts, counts, strict=True)]
+    order = iter(np.random.default_rng(seed).permutation(np.arange(1, 1 + sum(len(blocks) for blocks in held))).tolist())
+    width = max(blocks_for(context, shape.block_size) for context in contexts) + 1
+    # What a row does not hold points to block 0, which belongs to nobody.
+    tables = torch.zeros(len(contexts), width, dtype=torch.int32)
+    for row, blocks in enumerate(held):
+        for block in blocks:
+            tables[row, block] = next(order)
+    blocks = 1 + sum(len(row) for row in held)
+    storage = torch.full((blocks, LAYERS, 2, shape.kv_heads, shape.block_size, shape.head_dim), torch.nan, dtype=shape.dtype)
+    _fill_pasts(storage, tables, shape, contexts, counts, chance)
+    slots = [
+        int(tables[row, position // shape.block_size]) * shape.block_size + position % shape.block_size
+        for row, (context, count) in enumerate(zip(contexts, counts, strict=True))
+        for position in range(context - count, context)
+    ]
+    tokens = sum(counts)
+    leading = next((row for row, count in enumerate(counts) if count != 1), len(counts))
+    batch = AttentionBatch(
+        tables=tables,
+        slots=torch.tensor(slots),
+        query_starts=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+        contexts=torch.tensor(contexts, dtype=torch.int32),
+        decodes=leading,
+        block_size=shape.block_size,
+        window=shape.window,
+    )
+
+    def normal(heads: int) -> Tensor:
+        return torch.randn(tokens, heads, shape.head_dim, generator=chance).to(shape.dtype)
+
+    return World(batch, storage, normal(shape.heads), normal(shape.kv_heads), normal(shape.kv_heads))
+
+
+def _held(shape: Shape, context: int, count: int) -> list[int]:
+    """Blocks of the row that hold a position which some query of the step reads or writes."""
+    first = 0 if shape.window is None else max(0, context - count - shape.window + 1)
+    return list(range(first // shape.block_size, blocks_for(context, shape.block_size)))
+
+
+def _fill_pasts(
+    storage: Tensor, tables: Tensor, shape: Shape, contexts: list[int], counts: list[int], chance: torch.Generator
+) -> None:
+    """Positions that the step reads but does not write; all else keeps its poison."""
+    for row, (context, count) in enumerate(zip(contexts, counts, strict=True)):
+        first = 0 if shape.window is None else max(0, context - count - shape.window + 1)
+        for position in range(first, context - count):
+            block, within = int(tables[row, position // shape.block_size]), position % shape.block_size
+            known = torch.randn(2, shape.kv_heads, shape.head_dim, generator=chance)
+            storage[block, LAYER, :, :, within] = known.to(shape.dtype)
+
+
+def alone(world: World, row: int) -> AttentionBatch:
+    """The same row as a step of its own."""
+    batch = world.batch
+    first, stop = int(batch.query_starts[row]), int(batch.query_starts[row + 1])
+    return replace(
+        batch,
+        tables=batch.tables[row : row + 1],
+        slots=batch.slots[first:stop],
+        query_starts=torch.tensor([0, stop - first], dtype=torch.int32),
+        contexts=batch.contexts[row : row + 1],
+        decodes=int(row < batch.decodes),
+        memo={},
+    )
