@@ -68,8 +68,9 @@ check: dev       ## style, types and import contracts alone, in seconds
 bench: install   ## measured figures for MODEL
 	$(BIN)/kveik bench throughput $(MODEL) $(ARGS)
 
-docs: dev        ## write docs/CONFIGURATION.md anew from the settings themselves
+docs: dev        ## write the generated pages anew: settings, and the tree of the architecture
 	$(BIN)/python -m kveik.cli.configuration > docs/CONFIGURATION.md
+	$(BIN)/python docs/tree.py
 
 clean:           ## forget .venv and all caches of tools; fetched models stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

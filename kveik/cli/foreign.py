@@ -1,5 +1,6 @@
-"""Options that people know from other servers, and what they are called here. Refused by name: a flag that is silently ignored,
-or taken for another, would cost its user an afternoon.
+"""Options that people know from other servers, and what they are called here.
+
+Refused by name: a flag that is silently ignored, or taken for another, would cost its user an afternoon.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""Pages that are made from the source are as the source says, and pages that are written name what is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kveik.cli.configuration import configuration_page
+from tests.tidy.sources import ROOT, name_of
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_configuration_page_is_what_the_settings_say() -> None:
+    assert (ROOT / "docs" / "CONFIGURATION.md").read_text(encoding="utf-8") == configuration_page(), "run: make docs"
+
+
+def test_the_architecture_page_names_every_folder_and_file() -> None:
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for path in sorted((ROOT / "kveik").rglob("*.py")):
+        name = f"**kveik/{path.parent.name}/**" if path.name == "__init__.py" else f"- `{path.name}`: "
+        assert path.parent == ROOT / "kveik" or name in page, name_of(path)
+
+
+def test_the_tree_of_the_architecture_page_is_the_tree() -> None:
+    done = subprocess.run([sys.executable, ROOT / "docs" / "tree.py", "--check"], check=False, timeout=60)
+    assert done.returncode == 0, "run: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    folders = "|".join(sorted(path.name for path in (ROOT / "kveik").iterdir() if path.is_dir() and path.name != "__pycache__"))
+    named = set(re.findall(rf"`((?:kveik/)?(?:{folders})/[\w/]+\.\w+)`", text))
+    missing = [name for name in named if not (ROOT / "kveik" / name.removeprefix("kveik/")).exists()]
+    linked = [link for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text) if not (page.parent / link).exists()]
+    assert missing + linked == []
+
+
+def test_the_licence_is_the_one_that_the_package_names() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_every_package_that_is_needed_is_pinned() -> None:
+    wanted = re.findall(
+        r'^    "([\w.-]+)(?:\[[\w,]+\])?>=', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {pin.partition("==")[0].lower().replace("_", "-") for pin in pins if "==" in pin}
+    assert len(wanted) > 20
+    assert [name for name in wanted if name.lower().replace("_", "-") not in pinned] == []
