@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -17,27 +17,33 @@ Result = TypeVar("Result")
 Take = Callable[[ChoiceParts], Awaitable[None]]
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, Result], *guards: Coroutine[Any, Any, NoReturn]
+) -> Result:
     """Do the work, but not for longer than the client stays. The request's body must have been read before.
 
     Raises:
         starlette.requests.ClientDisconnect: the client left first; the work was cancelled.
+        Exception: what a guard raised, which ends the work as well.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_departure(receive))
+    working = asyncio.ensure_future(work)
+    watching = [asyncio.ensure_future(guard) for guard in (_departure(receive), *guards)]
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
+        await asyncio.wait({working, *watching}, return_when=asyncio.FIRST_COMPLETED)
+        for guard in watching:
+            if guard.done() and not working.done():
+                guard.result()
         return working.result()
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        for task in (working, *watching):
+            task.cancel()
+        await asyncio.gather(working, *watching, return_exceptions=True)
 
 
-async def _departure(receive: Receive) -> None:
+async def _departure(receive: Receive) -> NoReturn:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientDisconnect
 
 
 async def read_parts(call: Call, streams: Sequence[Stream], take: Take) -> None:

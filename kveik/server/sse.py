@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -39,6 +41,41 @@ def event(content: object) -> bytes:
     return b"data: " + json_bytes(content) + b"\n\n"
 
 
+class Writer:
+    """Sends, and knows since when the client has taken nothing.
+
+    One clock reading per event: a timeout around each would cost as much as writing the event.
+    """
+
+    def __init__(self, send: Send, stall_seconds: float) -> None:
+        self._send = send
+        self._stall_seconds = stall_seconds
+        self._waiting = 0
+        self._moved = 0.0
+
+    async def send(self, message: Message) -> None:
+        """Hand one ASGI message on; waits while the client is behind. Several tasks may wait at once."""
+        if not self._waiting:
+            self._moved = time.monotonic()
+        self._waiting += 1
+        try:
+            await self._send(message)
+        finally:
+            self._waiting -= 1
+            self._moved = time.monotonic()
+
+    async def body(self, part: bytes, *, more: bool = True) -> None:
+        """Send a part of the body."""
+        await self.send({"type": "http.response.body", "body": part, "more_body": more})
+
+    async def guard(self) -> NoReturn:
+        """Raises `ReaderStalled` once a message has waited for `stall_seconds`, give or take a quarter."""
+        while True:
+            await asyncio.sleep(self._stall_seconds / 4)
+            if self._waiting and time.monotonic() - self._moved >= self._stall_seconds:
+                raise ReaderStalled
+
+
 class EventStream(Response):
     """The streamed answer of one call. Its status is 200 from the start: whatever can be refused has been refused before.
 
@@ -63,11 +100,11 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write everything, as long as somebody reads."""
         finished = False
+        writer = Writer(send, self._stall_seconds)
         try:
-            await self._send(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
-            finished = await while_connected(receive, self._write(send))
-            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            finished = await while_connected(receive, self._write(writer), writer.guard())
         except ClientDisconnect:
             log.debug("The client of %s went away.", self._call.id)
         except ReaderStalled:
@@ -78,37 +115,32 @@ class EventStream(Response):
         finally:
             self._close(finished)
 
-    async def _write(self, send: Send) -> bool:
-        """All events; True when every choice came to its end."""
-
-        async def take(parts: ChoiceParts) -> None:
-            chunks = self._shape.chunks(parts)
-            if chunks:
-                await self._send_body(send, b"".join(map(event, chunks)))
-
-        try:
-            await read_parts(self._call, self._streams, take)
-        except ReaderStalled:
-            raise
-        except KveikError as error:
-            await self._send_body(send, event(envelope(error)))
-            return False
-        except Exception:
-            log.exception("The stream of %s failed.", self._call.id)
-            await self._send_body(send, event(envelope(INTERNAL)))
+    async def _write(self, writer: Writer) -> bool:
+        """The whole answer; True when every choice came to its end."""
+        await writer.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        failure = await self._write_chunks(writer)
+        if failure is not None:
+            await writer.body(event(envelope(failure)), more=False)
             return False
         ending = b"data: [DONE]\n\n"
         if self._call.include_usage:
             ending = event(self._shape.usage_chunk(self._streams)) + ending
-        await self._send_body(send, ending)
+        await writer.body(ending, more=False)
         return True
 
-    async def _send_body(self, send: Send, body: bytes) -> None:
-        await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
+    async def _write_chunks(self, writer: Writer) -> KveikError | None:
+        """What every choice says; the error that ended it before its time, where one did."""
 
-    async def _send(self, send: Send, message: Message) -> None:
+        async def take(parts: ChoiceParts) -> None:
+            chunks = self._shape.chunks(parts)
+            if chunks:
+                await writer.body(b"".join(map(event, chunks)))
+
         try:
-            async with asyncio.timeout(self._stall_seconds):
-                await send(message)
-        except TimeoutError as error:
-            raise ReaderStalled from error
+            await read_parts(self._call, self._streams, take)
+        except KveikError as error:
+            return error
+        except Exception:
+            log.exception("The stream of %s failed.", self._call.id)
+            return INTERNAL
+        return None
