@@ -57,12 +57,13 @@ def test_a_window_of_8_reads_the_8_newest_positions(context, chunk):
     visible = (positions <= queries[:, None]) & (positions > queries[:, None] - 8)
     scores = torch.einsum("qhd,khd->hqk", made.queries, keys.repeat_interleave(3, 1)) * 0.3
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-    torch.testing.assert_close(found, torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(3, 1)), atol=2e-6, rtol=1e-5)
+    right = torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(3, 1))
+    torch.testing.assert_close(found, right, atol=2e-6, rtol=1e-5)
 
 
 def test_a_long_prefill_in_many_tiles_equals_the_reference():
-    shape = Shape(heads=2, kv_heads=1, head_dim=4)
-    assert_equals_reference(world(shape, [torch_attention.TILE_QUERIES * 2 + 77], [torch_attention.TILE_QUERIES * 2 + 5], seed=4))
+    shape, tile = Shape(heads=2, kv_heads=1, head_dim=4), torch_attention.TILE_QUERIES
+    assert_equals_reference(world(shape, [tile * 2 + 77], [tile * 2 + 5], seed=4))
 
 
 def test_a_long_prefill_with_a_window_in_many_tiles_equals_the_reference():
@@ -117,10 +118,8 @@ def test_storage_of_a_single_block_is_read_and_written():
 
 @pytest.mark.parametrize("kv_heads", [1, 3])
 def test_bfloat16_stays_near_float32(kv_heads):
-    made = world(
-        Shape(heads=6, kv_heads=kv_heads, head_dim=16, dtype=torch.bfloat16), [50, 3, 20, 90, *[30] * 9, 60], [1] * 13 + [40], seed=11
-    )
-    assert_equals_reference(made, tolerance=2e-2)
+    shape = Shape(heads=6, kv_heads=kv_heads, head_dim=16, dtype=torch.bfloat16)
+    assert_equals_reference(world(shape, [50, 3, 20, 90, *[30] * 9, 60], [1] * 13 + [40], seed=11), tolerance=2e-2)
 
 
 def test_a_cache_of_another_type_than_the_queries_is_cast():
