@@ -156,6 +156,7 @@ class ChatTemplate:
         mark = unused_character(self.source, messages, list(context.values()))
         last = {**messages[-1], "content": content + mark}
         text, found, _ = self._write({**context, "messages": [*messages[:-1], last]}).rpartition(mark)
+        text = text.replace(mark, "")  # a template may also quote the message further up
         # A template may trim what stands before the text; what it does to the end would change what is continued.
         if not found or not text.endswith(content.lstrip()):
             raise BadValue(

@@ -76,7 +76,9 @@ def as_transformers_takes_them(messages: Messages) -> Messages:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b"])
+@pytest.mark.parametrize(
+    "name", ["smollm2-135m", "qwen2.5-coder-0.5b", pytest.param("qwen2.5-coder-1.5b", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("prompted", [True, False])
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
 @pytest.mark.parametrize("dialogue", DIALOGUES)
@@ -251,6 +253,12 @@ def test_continuing_and_beginning_a_turn_exclude_each_other() -> None:
 def test_a_template_that_changes_the_end_of_the_last_message_cannot_continue_it(source: str) -> None:
     with pytest.raises(BadValue, match="cannot be continued"):
         ChatTemplate(source).render(LAST, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_a_template_that_quotes_the_last_message_twice_can_still_continue_it() -> None:
+    template = ChatTemplate("{{ '(' + messages[-1].content + ')' }}" + CHATML)
+    text = template.render(LAST, add_generation_prompt=False, continue_final_message=True)
+    assert text == "(The answer is )<|start|>user\n2+2?<|end|><|start|>assistant\nThe answer is "
 
 
 def test_there_must_be_a_message_to_continue() -> None:
