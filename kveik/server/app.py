@@ -20,6 +20,7 @@ from kveik.server.gauges import DoorGauges
 from kveik.server.openapi import App
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
+from kveik.server.turnstile import Turnstile
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("kveik.access")
@@ -82,6 +83,7 @@ class Watch:
         self._app = app
         self._traffic = traffic
         self._gauges = gauges
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,6 +99,8 @@ class Watch:
         started, counted = time.monotonic(), scope["path"] not in OPEN_PATHS
         self._traffic.calls += counted
         try:
+            if counted:
+                await self._turnstile.enter()
             await self._app(scope, receive, noting)
         except ClientDisconnect:
             status = CLIENT_GONE

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from kveik.server.auth import OPEN_PATHS
 from kveik.server.protocol import ChatBody, CompletionBody, DetokenizeBody, ErrorAnswer, TokenizeBody
 
 BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
@@ -49,6 +50,15 @@ def takes(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
+def _ask_for_keys(schema: dict[str, Any]) -> None:
+    """Let the page at /docs ask for a key, and say which paths need none."""
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    schema["security"] = [{"key": []}]
+    for path in OPEN_PATHS & schema["paths"].keys():
+        for operation in schema["paths"][path].values():
+            operation["security"] = []
+
+
 class App(FastAPI):
     """FastAPI, whose OpenAPI page also knows the bodies that the routes read by themselves."""
 
@@ -58,5 +68,7 @@ class App(FastAPI):
             schema = super().openapi()
             _, definitions = models_json_schema([(body, "validation") for body in BODIES], ref_template=_REFERENCE)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            if self.state.server.config.api_key:
+                _ask_for_keys(schema)
             self.openapi_schema = schema
         return self.openapi_schema

@@ -10,6 +10,7 @@ from kveik.errors import BadValue, PromptTooLong, Unsupported
 from kveik.server.limits import MAX_PROMPTS
 from kveik.server.protocol import ChatBody, TokenizeBody
 from kveik.text.chat import ChatTemplate, chat_tokens
+from kveik.text.detokenize import Detokenizer
 from kveik.text.tokenizer import Tokenizer
 
 TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
@@ -39,6 +40,20 @@ class Prompt:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReading:
+    """How a prompt is read."""
+
+    add_special: bool = True
+    """Whether text gets the model's start and end tokens."""
+
+    echo: bool = False
+    """Whether the answer repeats the prompt, so that ids must become text."""
+
+    skip_special: bool = True
+    """Whether that text leaves special tokens out."""
+
+
 def check_tokens(tokens: list[Any], vocab: int, param: str) -> None:
     """Every entry is an id of the vocabulary.
 
@@ -53,14 +68,14 @@ def check_tokens(tokens: list[Any], vocab: int, param: str) -> None:
             raise BadValue(f"{param} holds a token id outside the vocabulary, [0, {vocab}).", param=param)
 
 
-def completion_prompts(prompt: object, model: Model, *, add_special: bool, echo: bool) -> list[Prompt]:
+def completion_prompts(prompt: object, model: Model, how: PromptReading) -> list[Prompt]:
     """A string, a list of strings, a list of ids or a list of lists of ids.
 
     Raises:
         BadValue: it is nothing of the kind, is empty, or holds ids that the vocabulary has not.
         PromptTooLong: one has more tokens than the context.
     """
-    return [_one_prompt(item, model, add_special, echo) for item in _as_list(prompt)]
+    return [_one_prompt(item, model, how) for item in _as_list(prompt)]
 
 
 def _as_list(prompt: object) -> list[Any]:
@@ -81,15 +96,20 @@ def _as_list(prompt: object) -> list[Any]:
     return prompt
 
 
-def _one_prompt(item: str | list[Any], model: Model, add_special: bool, echo: bool) -> Prompt:
+def _one_prompt(item: str | list[Any], model: Model, how: PromptReading) -> Prompt:
     if isinstance(item, str):
-        tokens = model.tokenizer.encode(item, add_special=add_special)
+        tokens = model.tokenizer.encode(item, add_special=how.add_special)
         check_prompt(tokens, model, "prompt")
         return Prompt(tuple(tokens), item)
     # The length first: it is cheap, and bounds the look at every id.
     check_prompt(item, model, "prompt")
     check_tokens(item, model.tokenizer.vocab_size, "prompt")
-    return Prompt(tuple(item), model.tokenizer.decode(item) if echo else "")
+    return Prompt(tuple(item), _echo(item, model.tokenizer, how.skip_special) if how.echo else "")
+
+
+def _echo(tokens: list[int], tokenizer: Tokenizer, skip_special: bool) -> str:
+    # Not a plain decode: where the prompt ends inside a character, that character belongs to the output, which completes it.
+    return Detokenizer(tokenizer, skip_special=skip_special).push(tokens).text
 
 
 def check_prompt(tokens: list[Any], model: Model, param: str) -> None:

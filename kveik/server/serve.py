@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,9 @@ from kveik.server.openapi import App
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
 from kveik.server.wire import HttpProtocol
+
+if sys.platform != "win32":
+    import resource
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,7 @@ def serve(app: App, config: ServerConfig, on_ready: Callable[[str], None]) -> No
     Raises:
         Unreachable: the port cannot be had.
     """
+    _allow_many_connections()
     HttpServer(app, config, on_ready).run()
 
 
@@ -61,6 +66,15 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
     sock.setblocking(False)
     return sock
+
+
+def _allow_many_connections() -> None:
+    # Every connection is an open file, and the usual soft limit of 1024 is less than the queue holds.
+    if sys.platform != "win32":
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # macOS calls its limit infinite and then refuses it.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class HttpServer:
@@ -109,6 +123,8 @@ class HttpServer:
         self._loop = asyncio.get_running_loop()
         with _signals(self._loop, self._on_stop):
             serving = asyncio.create_task(server.serve(sockets=[sock]))
+            # Should it ever end by itself, we must not wait for a signal.
+            serving.add_done_callback(lambda _: self._stop.set())
             while not server.started and not serving.done():
                 await asyncio.sleep(_POLL_SECONDS)
             self._on_ready(_url(self._config.host, sock))

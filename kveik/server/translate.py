@@ -15,7 +15,16 @@ from kveik.errors import BadValue, ModelNotFound
 from kveik.request.request import MAX_LOGIT_BIAS, Request, SamplingParams
 from kveik.server.foreign import refuse_foreign
 from kveik.server.limits import MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
-from kveik.server.prompts import Model, Prompt, chat_prompt, check_prompt, check_tokens, completion_prompts, new_tokens
+from kveik.server.prompts import (
+    Model,
+    Prompt,
+    PromptReading,
+    chat_prompt,
+    check_prompt,
+    check_tokens,
+    completion_prompts,
+    new_tokens,
+)
 from kveik.server.protocol import ChatBody, CompletionBody, GenerationBody
 from kveik.text.tokenizer import Tokenizer
 
@@ -93,8 +102,12 @@ def completion_call(body: CompletionBody, model: Model, asker: Asker) -> Call:
     sampling = replace(
         _sampling(body, model.tokenizer, stop_texts), logprobs=body.logprobs, prompt_logprobs=max(shown, default=None)
     )
-    add_special = body.add_special_tokens is not False
-    prompts = completion_prompts(body.prompt, model, add_special=add_special, echo=bool(body.echo))
+    how = PromptReading(
+        add_special=body.add_special_tokens is not False,
+        echo=bool(body.echo),
+        skip_special=sampling.skip_special_tokens,
+    )
+    prompts = completion_prompts(body.prompt, model, how)
     _check_size(prompts, sampling)
     wanted = 1 if body.max_tokens == 0 else body.max_tokens
     rooms = [new_tokens(len(prompt.tokens), wanted, COMPLETION_TOKENS, model, "prompt") for prompt in prompts]

@@ -44,6 +44,15 @@ def test_every_path_answers_as_its_description_says(name: str, mode: GenerationM
     check()
 
 
+def test_the_page_asks_for_a_key_where_one_is_needed() -> None:
+    keyed = create_app(make_state(FakeDoor(TOKENIZER), TOKENIZER, api_key=("k",))).openapi()
+    assert keyed["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    assert keyed["security"] == [{"key": []}]
+    assert keyed["paths"]["/health"]["get"]["security"] == []
+    assert "security" not in keyed["paths"]["/v1/completions"]["post"]
+    assert "security" not in DESCRIBED
+
+
 def test_the_page_knows_every_body_and_path() -> None:
     assert {body.__name__ for body in BODIES} <= set(DESCRIBED["components"]["schemas"])
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/health", "/metrics"} <= set(

@@ -172,7 +172,7 @@ class FakeDoor:
 
     async def started(self) -> None:
         while self.hold:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
 
 
 @dataclass

@@ -209,6 +209,24 @@ def test_an_echo_starts_with_the_prompt_and_its_logprobs(client: httpx.Client, p
         assert list(itertools.chain.from_iterable(part[key] for part in streamed)) == logprobs[key]
 
 
+def test_a_character_that_begins_in_the_prompt_and_ends_in_the_output_is_told_once() -> None:
+    pepper = ids("\U0001f336")
+    assert len(pepper) == 4
+    with running(exactly([*pepper[2:], *ids("Hello")])) as server, httpx.Client(base_url=server.url) as client:
+        fields = {"prompt": [*ids("Hello"), *pepper[:2]], "max_tokens": 3}
+        for echo, text in ((False, "\U0001f336Hello"), (True, "Hello\U0001f336Hello")):
+            whole, chunks = both_ways(client, PATHS[0], echo=echo, **fields)
+            assert whole["choices"][0]["text"] == text == texts_of(chunks)[0]
+
+
+@pytest.mark.parametrize(("skip", "start"), [(True, "Hello"), (False, "<s>Hello")])
+def test_an_echo_of_ids_shows_special_tokens_as_the_output_does(client: httpx.Client, skip: bool, start: str) -> None:
+    fields = {"prompt": TOKENIZER.encode("Hello"), "max_tokens": 1, "echo": True, "skip_special_tokens": skip, "logprobs": 0}
+    choice = client.post(PATHS[0], json=fields).json()["choices"][0]
+    assert choice["text"] == start + "Hello"
+    assert choice["logprobs"]["text_offset"][-1] == len(start)
+
+
 def test_an_echo_without_new_tokens_scores_the_prompt_alone(client: httpx.Client) -> None:
     whole, chunks = both_ways(client, PATHS[0], echo=True, logprobs=1, max_tokens=0)
     choice = whole["choices"][0]
