@@ -89,7 +89,8 @@ def _draw_nucleus(tiles: TiledLogits, rows: Ints, filters: Filters, chances: Dou
     """Rows with top_p alone: look at a longer head until it holds the mass asked for. totals [n]: mass of the whole row."""
     tokens = np.empty(len(rows), dtype=np.int64)
     left = np.arange(len(rows))
-    for count in _HEADS:
+    # A head that takes more than half of the tiles would be sorted whole; `draw_wide` sorts less.
+    for count in (count for count in _HEADS if 2 * count <= tiles.maxima.shape[1]):
         floors = tiles.floors(rows[left], np.full(len(left), count))
         longer = []
         for part in tiles.parts(rows[left], floors):
