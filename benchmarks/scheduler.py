@@ -40,25 +40,28 @@ def build(count: int) -> Scheduler:
     return scheduler
 
 
-def measure(count: int) -> None:
+def measure(count: int, *, collector: bool) -> None:
     scheduler = build(count)
     plans: list[float] = []
     settles: list[float] = []
-    gc.freeze()
+    gc.collect()
+    (gc.enable if collector else gc.disable)()
     while scheduler.has_work:
-        start = time.perf_counter()
+        start = time.thread_time()
         plan = scheduler.plan(start)
-        planned = time.perf_counter()
+        planned = time.thread_time()
         outcome = StepOutcome(tuple(Sampled(chunk.sequence_id, 7) for chunk in plan.chunks if chunk.samples))
-        ran = time.perf_counter()
+        ran = time.thread_time()
         settled = scheduler.settle(plan, outcome, ran)
-        end = time.perf_counter()
+        end = time.thread_time()
         if plan.decodes == count == len(plan.chunks) and not settled.finished:
             plans.append((planned - start) * 1e6)
             settles.append((end - ran) * 1e6)
     both = [a + b for a, b in zip(plans, settles, strict=True)]
+    gc.enable()
     print(
-        f"{count} decodes, {len(both)} steps: plan {statistics.median(plans):.0f} µs, "
+        f"{count} decodes, collector {'on' if collector else 'off'}, {len(both)} steps: "
+        f"plan {statistics.median(plans):.0f} µs, "
         f"settle {statistics.median(settles):.0f} µs, "
         f"together {statistics.median(both):.0f} µs median, {statistics.quantiles(both, n=100)[98]:.0f} µs p99"
     )
@@ -66,4 +69,5 @@ def measure(count: int) -> None:
 
 if __name__ == "__main__":
     for size in [int(word) for word in sys.argv[1:]] or [256, 1024]:
-        measure(size)
+        measure(size, collector=True)
+        measure(size, collector=False)
