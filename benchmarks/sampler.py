@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--scale", type=float, default=2.0, help="spread of the logits")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=12)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{options.threads} threads, milliseconds per step (microseconds per row)\n")
