@@ -126,7 +126,11 @@ class ModelExecutor:
             part = rows[first : first + LOGIT_ROWS]
             start = chunk.start + 1 + first
             targets = item.tokens[start : start + len(part)]
-            entries.extend(prompt_logprobs(self.decoder.logits(hidden[part.start : part.stop]), targets, top))
+            entries.extend(
+                prompt_logprobs(
+                    self.decoder.logits(hidden[part.start : part.stop]), targets, top, tokens_real=self.sampler.tokens_real
+                )
+            )
         return PromptLogprobs(item.id, chunk.start + 1, tuple(entries))
 
 
