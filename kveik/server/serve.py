@@ -29,6 +29,9 @@ BACKLOG = 2048
 FAREWELL_SECONDS = 5
 """How long aborted calls have for their last words before their connections are cut."""
 
+KEEP_ALIVE_SECONDS = 5
+"""How long a connection may stay idle between two calls."""
+
 _POLL_SECONDS = 0.02
 
 
@@ -175,6 +178,7 @@ def _uvicorn_config(app: App, stall: float) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
 

@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 
+from kveik.server import serve
 from tests.server.fakes import Running, running
 
 
@@ -43,7 +44,8 @@ def test_a_second_head_that_does_not_arrive_ends_the_connection_too() -> None:
         assert _closed(raw)
 
 
-def test_a_whole_answer_that_nobody_reads_is_given_up() -> None:
+def test_a_whole_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "KEEP_ALIVE_SECONDS", 1)
     with running(stall_seconds=0.2, max_model_len=4096) as server, connect(server) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = json.dumps({"prompt": "Hello", "n": 128, "max_tokens": 400, "logprobs": 20}).encode()
