@@ -25,7 +25,7 @@ def sampling(**values: object) -> SamplingParams:
 
 
 def request(**values: object) -> Request:
-    return Request(**{"id": "r", "prompt": (1,), "sampling": sampling(), **values})  # type: ignore[arg-type]  # as above
+    return Request(**{"id": "r", "prompt": (1,), "sampling": sampling(), **values})  # type: ignore[arg-type]  # as in `sampling` above
 
 
 ENDS = [
