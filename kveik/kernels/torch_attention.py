@@ -25,8 +25,8 @@ TILE_QUERIES = 128
 TILE_SCORES = 4_000_000
 """Scores of a tile at most, all heads together, so that a long context does not need unbounded workspace (8 MB in bf16)."""
 
-FUSED_PRODUCTS = 12
-"""Up to so many (row, kv head) pairs the fused kernel's lower start-up cost beats two batched products."""
+FUSED_KEYS = 2000
+"""Up to so many keys, all rows and kv heads together, the fused kernel's lower start-up cost beats two batched products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,21 @@ class PrefillRow:
 class StepReads:
     """Everything that `attend` needs to know about a step in one group; the same in all the group's layers."""
 
+    records: Records
     decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillRow, ...]
 
 
 def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) -> None:
     """Put the step's new keys and values into their slots. Shapes as in `kernels.attention.write`."""
-    records = records_of(cache)
-    memo_key = ("write", records)
-    if memo_key not in batch.memo:
+    memo_key = ("write", cache.stride(), cache.shape)
+    memo = batch.memo.get(memo_key)
+    if memo is None:
+        records = records_of(cache)
         key_rows = write_rows(batch.slots, records)
-        batch.memo[memo_key] = (key_rows, key_rows + records.kv_heads * records.block_size)
-    key_rows, value_rows = cast(tuple[Tensor, Tensor], batch.memo[memo_key])
+        memo = (records, key_rows, key_rows + records.kv_heads * records.block_size)
+        batch.memo[memo_key] = memo
+    records, key_rows, value_rows = cast(tuple[Records, Tensor, Tensor], memo)
     rows = flat(cache, records, records.head_dim)
     rows.index_put_((key_rows,), keys.to(cache.dtype))
     rows.index_put_((value_rows,), values.to(cache.dtype))
@@ -82,8 +85,8 @@ def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) ->
 
 def attend(queries: Tensor, cache: Tensor, batch: AttentionBatch, *, scale: float, soft_cap: float | None) -> Tensor:
     """Every query over the keys it may see. Shapes as in `kernels.attention.attend`."""
-    records = records_of(cache)
-    reads = _reads(batch, records, queries)
+    reads = _reads(batch, cache, queries)
+    records = reads.records
     if len(reads.decodes) == 1 and not reads.prefills:
         return _attend_decodes(queries, reads.decodes[0], cache, records, scale, soft_cap)
     attended = torch.empty_like(queries)
@@ -102,7 +105,7 @@ def _attend_decodes(
     rows, heads, head_dim = queries.shape
     kv_heads = records.kv_heads
     keys, values = _read(cache, records, group.gather, queries.dtype)
-    if soft_cap is None and rows * kv_heads <= FUSED_PRODUCTS:
+    if soft_cap is None and rows * kv_heads * group.gather.length <= FUSED_KEYS:
         stacked = queries.reshape(rows, kv_heads, heads // kv_heads, head_dim)
         return scaled_dot_product_attention(stacked, keys, values, attn_mask=group.bias, scale=scale).reshape(queries.shape)
     stacked = (queries * scale).reshape(rows * kv_heads, heads // kv_heads, head_dim)
@@ -149,12 +152,13 @@ def _read(cache: Tensor, records: Records, gather: Gather, dtype: torch.dtype) -
     return both[0], both[1]
 
 
-def _reads(batch: AttentionBatch, records: Records, queries: Tensor) -> StepReads:
+def _reads(batch: AttentionBatch, cache: Tensor, queries: Tensor) -> StepReads:
     """The step's index arrays, derived at its first layer and kept in the batch's memo."""
-    memo_key = ("read", records, queries.dtype, queries.shape[1])
-    if memo_key not in batch.memo:
-        batch.memo[memo_key] = _derive(batch, records, queries)
-    return cast(StepReads, batch.memo[memo_key])
+    memo_key = ("read", cache.stride(), cache.shape, queries.dtype, queries.shape[1])
+    memo = batch.memo.get(memo_key)
+    if memo is None:
+        memo = batch.memo[memo_key] = _derive(batch, records_of(cache), queries)
+    return cast(StepReads, memo)
 
 
 def _derive(batch: AttentionBatch, records: Records, queries: Tensor) -> StepReads:
@@ -172,7 +176,7 @@ def _derive(batch: AttentionBatch, records: Records, queries: Tensor) -> StepRea
         place = (int(starts[row]), int(starts[row + 1]), int(first_queries[row]) - base)
         prefills.append(PrefillRow(gather, _tiles(*place, batch.window, queries)))
     groups = _decode_groups(tables[:decodes], firsts[:decodes], contexts[:decodes], records, queries.dtype)
-    return StepReads(groups, tuple(prefills))
+    return StepReads(records, groups, tuple(prefills))
 
 
 def _decode_groups(
