@@ -74,6 +74,9 @@ def _lines(interactive: bool) -> Iterator[str]:
         try:
             line = input("> " if interactive else "").strip()
         except (EOFError, KeyboardInterrupt):
+            if interactive:
+                # The shell's own prompt should not stand behind ours.
+                sys.stdout.write("\n")
             return
         if line == "/exit":
             return

@@ -46,13 +46,12 @@ def generate(
     """
     prompts = _prompts(prompt or [], prompts_file)
     llm = LLM(with_model(settings.engine), say)
-    try:
-        tokens = [_tokens(llm, number, text, chat) for number, text in enumerate(prompts)]
-        start = time.perf_counter()
-        completions = llm.generate(tokens, settings.of(SamplingParams))
-        seconds = time.perf_counter() - start
-    finally:
-        llm.close()
+    tokens = [_tokens(llm, number, text, chat) for number, text in enumerate(prompts)]
+    start = time.perf_counter()
+    completions = llm.generate(tokens, settings.of(SamplingParams))
+    seconds = time.perf_counter() - start
+    # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose books need not be in order.
+    llm.close()
     _write(completions, output)
     say(_summary(completions, seconds))
 

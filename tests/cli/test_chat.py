@@ -102,7 +102,7 @@ def test_a_full_context_is_only_told_in_a_terminal(monkeypatch: pytest.MonkeyPat
     converse_with(llm, "Too long for it\n/clear\nOK?\n", monkeypatch, interactive=True)
     captured = capsys.readouterr()
     assert "/clear starts a new conversation." in captured.err
-    assert captured.out.endswith("Yes.\n> ")
+    assert captured.out.endswith("Yes.\n> \n")
 
 
 def test_the_figures_tell_pace_and_cached_tokens() -> None:
