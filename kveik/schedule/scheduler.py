@@ -309,6 +309,9 @@ class Scheduler:
 
     def _settle_prefills(self, plan: StepPlan, outcome: StepOutcome, now: float, finished: list[Finished]) -> None:
         sampled = iter(outcome.sampled[plan.decodes :])
+        if len(plan.chunks) > plan.decodes:
+            # Blocks may have left windows, and what a prompt was promised until its end is free for others after it.
+            self._hopeless = False
         for chunk in plan.chunks[plan.decodes :]:
             item = next(sampled) if chunk.samples else None
             sequence = self._prefills.get(chunk.sequence_id)
@@ -320,7 +323,6 @@ class Scheduler:
             if item is not None or sequence.decoding:
                 del self._prefills[sequence.id]
                 self._decodes[sequence.id] = sequence
-                self._hopeless = False  # What it was promised until here is free for others.
             if item is not None:
                 self._accept(sequence, item, now, finished)
 

@@ -141,6 +141,7 @@ class Run:
         plan = self.scheduler.plan(now)
         self.scheduler.check()
         self._check_plan(plan, before, decoding)
+        self._check_nobody_waits_in_vain(plan)
         outcome = self._execute(plan)
         self.scheduler.settle(plan, outcome, now)
         self.scheduler.check()
@@ -182,6 +183,18 @@ class Run:
             if not plan.admitted or limits.scheduling_policy == "fcfs":
                 assert first.id in ids, "the first one stands still"
         assert not set(plan.preempted) & set(plan.admitted)
+
+    def _check_nobody_waits_in_vain(self, plan: StepPlan) -> None:
+        """Whoever is first in line and fits was admitted, if there was budget and nobody gave way."""
+        limits, line = self.world.limits, self.scheduler._line
+        budget = min(limits.prefill_chunk_size, limits.max_num_batched_tokens - plan.decodes)
+        if plan.preempted or plan.tokens - plan.decodes >= budget or not line.ready:
+            return
+        first = line.at(0)
+        limit = self.scheduler._hit_limit(first)
+        match = self.ledger.match(first.id, limit)
+        waits = self.ledger.blocker(first.id, match, limit) is not None
+        assert waits or not self.ledger.can_admit(first.id, match), "the first in line fits and is not admitted"
 
     def _rank(self, sequence: Sequence) -> tuple[float, int]:
         if self.world.limits.scheduling_policy == "fcfs":
