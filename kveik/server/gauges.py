@@ -20,13 +20,15 @@ class DoorGauges(Collector):
     def __init__(self, traffic: Traffic, bodies: BodyBudget) -> None:
         self._traffic = traffic
         self._bodies = bodies
-        self._statuses: Counter[int] = Counter()
+        self.statuses: Counter[int] = Counter()
+        """Calls that ended, by status."""
+
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def ended(self, status: int) -> None:
         """A call on a path that is not open ended with this status; 499: its client had left."""
-        self._statuses[status] += 1
+        self.statuses[status] += 1
 
     def exposition(self) -> bytes:
         """Prometheus' text format."""
@@ -35,7 +37,7 @@ class DoorGauges(Collector):
     def collect(self) -> Iterable[Metric]:
         """The families of one scrape."""
         calls = CounterMetricFamily("kveik:http_calls", "Calls that ended, by status; 499: the client left.", labels=["status"])
-        for status, count in sorted(self._statuses.items()):
+        for status, count in sorted(self.statuses.items()):
             calls.add_metric([str(status)], count)
         yield calls
         yield GaugeMetricFamily("kveik:http_calls_open", "Calls that have not ended.", value=self._traffic.calls)

@@ -13,7 +13,7 @@ from kveik.server.protocol import ChatBody, CompletionBody, DetokenizeBody, Erro
 
 BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 _REFERENCE = "#/components/schemas/{model}"
-_MEANINGS = {
+MEANINGS = {
     400: "The request asks for something that cannot be done; the message says what would work.",
     401: "No API key, or a wrong one.",
     404: "No such path, or no such model.",
@@ -25,13 +25,14 @@ _MEANINGS = {
     500: "The server failed.",
     503: "The server is stopping; Retry-After says when to come back.",
 }
+"""Every status that an error can have, and when it comes."""
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def errors(*statuses: int) -> Responses:
     """The `responses` of a route: these statuses, each with the envelope."""
-    return {status: {"model": ErrorAnswer, "description": _MEANINGS[status]} for status in statuses}
+    return {status: {"model": ErrorAnswer, "description": MEANINGS[status]} for status in statuses}
 
 
 GENERATION_ERRORS = errors(400, 401, 404, 408, 413, 415, 429, 500, 503)

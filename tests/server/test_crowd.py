@@ -55,7 +55,7 @@ def test_a_crowd_is_served_or_told_to_come_back_and_probes_are_answered_within_a
                 assert httpx.get(server.url + path, timeout=20).status_code == 200
                 waits.append(time.monotonic() - begun)
             # Once everybody else has been refused, those in the queue are served.
-            server.door.hold = server.state.gauges._statuses[429] < CALLERS - ROOM
+            server.door.hold = server.state.gauges.statuses[429] < CALLERS - ROOM
             time.sleep(0.02)
         answers = json.loads(crowd.communicate()[0])
         assert answers == {"200 now": ROOM, "429 later": CALLERS - ROOM}

@@ -11,7 +11,7 @@ from kveik.server import limits
 from kveik.server.app import create_app
 from kveik.server.auth import OPEN_PATHS
 from kveik.server.envelope import shape
-from kveik.server.openapi import _MEANINGS
+from kveik.server.openapi import MEANINGS
 from kveik.server.protocol import ChatBody, CompletionBody
 from tests.server.fakes import FakeDoor, make_state, make_tokenizer
 
@@ -32,7 +32,7 @@ def test_every_path_is_named_with_whether_it_needs_a_key() -> None:
         assert row.endswith("| no |" if path in OPEN_PATHS else "| yes |"), path
 
 
-@pytest.mark.parametrize("status", sorted(_MEANINGS))
+@pytest.mark.parametrize("status", sorted(MEANINGS))
 def test_every_status_has_its_type(status: int) -> None:
     error = shape("", status)["error"]
     assert isinstance(error, dict)

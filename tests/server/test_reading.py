@@ -73,7 +73,7 @@ def test_two_hundred_departures_leave_nothing_behind_and_no_flood_in_the_log(cap
     with running(step_seconds=0.005) as server:
         for number in range(200):
             leave(send(server, PATHS[number % 2], stream=number % 3 == 0, max_tokens=400), reset=number % 5 == 0)
-        assert server.until(lambda: server.state.traffic.calls == 0 and not server.state.traffic._streams, seconds=5)
+        assert server.until(lambda: server.state.traffic.calls == 0 and server.state.traffic.streams == 0, seconds=5)
         assert all(stream.aborted for stream in server.door.streams)
         assert httpx.post(server.url + PATHS[0], json={"prompt": "Hello", "max_tokens": 2}).status_code == 200
     assert caplog.records == []

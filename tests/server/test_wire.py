@@ -53,7 +53,7 @@ def test_a_whole_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.Monkey
             f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         raw.sendall(head.encode() + body)
-        assert server.until(lambda: server.state.gauges._statuses[200] == 1, seconds=60)
+        assert server.until(lambda: server.state.gauges.statuses[200] == 1, seconds=60)
         assert server.until(lambda: not server.server.connections, seconds=10)
 
 
