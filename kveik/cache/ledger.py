@@ -9,7 +9,7 @@ A sequence is an id and a list of tokens. Its life here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +95,11 @@ class CacheLedger:
     def free_rows(self) -> int:
         """Sequences that could be admitted as far as rows go."""
         return self._tables.free_rows
+
+    @property
+    def filling(self) -> Set[int]:
+        """Running sequences that have not computed what they were admitted with."""
+        return self._filling.keys()
 
     def match(self, sequence_id: int, limit: int) -> PrefixMatch | None:
         """The longest prefix of at most `limit` tokens whose content is in the cache."""
@@ -205,10 +210,11 @@ class CacheLedger:
                 table[account.row, number] = block
         return len(account.blocks[0]) * self.block_size
 
-    def commit(self, sequence_id: int, computed: int) -> None:
+    def commit(self, sequence_id: int, computed: int) -> bool:
         """The step that wrote tokens up to `computed` has finished: register what became whole, give back what left a window.
 
-        Needed when a block became whole or the target was reached; calls in between may be left out.
+        Whether anything was given back. Needed when a block became whole or the target was reached; calls in between may be
+        left out.
         """
         account = self._accounts[sequence_id]
         account.computed = computed
@@ -217,9 +223,13 @@ class CacheLedger:
             del self._filling[sequence_id]
             self._register_tail(account)
             self._claims.drop(sequence_id)
+        left = False
         for number, group in enumerate(self._groups):
-            if group.window is not None:
-                self._leave_window(account, number, group.first_needed(computed, self.block_size))
+            first = group.first_needed(computed, self.block_size)
+            if first > account.firsts[number]:
+                self._leave_window(account, number, first)
+                left = True
+        return left
 
     def release(self, sequence_id: int, computed: int) -> None:
         """Take all blocks from the sequence. What it has computed stays findable; its tail is taken before its head."""
@@ -365,4 +375,4 @@ class CacheLedger:
             self._groups[number].pool.give_back(blocks[block])
             blocks[block] = 0
             self._tables.arrays[number][account.row, block] = 0
-        account.firsts[number] = max(first, account.firsts[number])
+        account.firsts[number] = first

@@ -130,6 +130,7 @@ class Scheduler:
             return False
         if sequence.status is Status.WAITING:
             self._line.remove(self._policy.order(sequence), sequence)
+            self._hopeless = False  # Somebody else may be first in line now.
         self._end(sequence, "abort")
         return True
 
@@ -161,8 +162,8 @@ class Scheduler:
             if sequence is None:
                 continue  # Aborted meanwhile; its token is nobody's.
             sequence.computed += 1
-            if sequence.computed % size == 0 and not item.failed:
-                ledger.commit(sequence.id, sequence.computed)
+            if sequence.computed % size == 0 and not item.failed and ledger.commit(sequence.id, sequence.computed):
+                self._hopeless = False
             self._accept(sequence, item, now, finished)
         self._settle_prefills(plan, outcome, now, finished)
         return Settled(tuple(finished))
@@ -178,6 +179,7 @@ class Scheduler:
             assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.end_length
             assert sequence.computed <= sequence.capacity
         assert all(sequence.decoding for sequence in self._decodes.values())
+        assert self.ledger.filling <= self._prefills.keys(), "a decode still claims or reserves what it has computed"
         assert len(running) <= self._limits.max_num_seqs
         self._line.check()
         self.ledger.check()

@@ -54,3 +54,14 @@ def test_somebody_who_waits_for_another_s_blocks_can_be_cancelled() -> None:
     one.scheduler.check()
     one.finish()
     assert choices[2].cached_tokens == 99
+
+
+def test_whoever_stands_behind_one_that_is_cancelled_is_admitted_at_once() -> None:
+    one = desk(20, max_model_len=320, look_past=0)
+    one.ask(150, 100)
+    one.steps(3)
+    big, small = one.ask(200, 10), one.ask(8, 2)
+    one.steps(5)
+    assert small.admitted is None
+    one.scheduler.abort(big.id)
+    assert one.step().admitted == (small.id,)
