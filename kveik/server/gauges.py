@@ -36,7 +36,8 @@ class DoorGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The families of one scrape."""
-        calls = CounterMetricFamily("kveik:http_calls", "Calls that ended, by status; 499: the client left.", labels=["status"])
+        text = "Calls that ended, by status; 499: the client left before its answer began."
+        calls = CounterMetricFamily("kveik:http_calls", text, labels=["status"])
         for status, count in sorted(self.statuses.items()):
             calls.add_metric([str(status)], count)
         yield calls
