@@ -63,7 +63,7 @@ check: dev       ## style, types and import contracts alone, in seconds
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/tidy -k 'not ruff and not mypy and not import_contracts'
+	$(BIN)/pytest tests/tidy -m 'not model and not slow' -k 'not ruff and not mypy and not import_contracts'
 
 bench: install   ## measured figures for MODEL
 	$(BIN)/kveik bench throughput $(MODEL) $(ARGS)
