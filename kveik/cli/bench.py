@@ -16,7 +16,7 @@ from kveik.cli.options import ENGINE, Settings, takes
 from kveik.cli.say import say
 from kveik.engine.throughput import Throughput, measure
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH, no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH)
 
 
 @app.callback()
