@@ -161,9 +161,7 @@ class _Loading:
             soft_cap=spec.attention_soft_cap,
         )
 
-    def linear(
-        self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None
-    ) -> Linear:
+    def linear(self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None) -> Linear:
         """Several products with the same input become one, their rows one after another.
 
         scales: [inputs], what the norm before the product leaves to its weight's columns.

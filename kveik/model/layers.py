@@ -1,6 +1,6 @@
 """One decoder layer, from the residual stream back to it. Knows nothing of files.
 
-    x ─ norm ─ q, k, v ─ (head norms) ─ rope ─ write, attend ─ output ─ (norm) ─ + ─ norm ─ gate · up ─ down ─ (norm) ─ +
+x ─ norm ─ q, k, v ─ (head norms) ─ rope ─ write, attend ─ output ─ (norm) ─ + ─ norm ─ gate · up ─ down ─ (norm) ─ +
 """
 
 from __future__ import annotations

@@ -29,11 +29,7 @@ def spec_from_gguf(metadata: Mapping[str, object], tensors: Shapes | None = None
     _refuse(keys)
     layers, hidden, heads = keys.count("block_count"), keys.count("embedding_length"), keys.count("attention.head_count")
     head_dim = keys.count("attention.key_length", hidden // heads)
-    if keys.count("attention.value_length", head_dim) != head_dim:
-        raise Unsupported("The model's keys and values differ in width; that is not supported.")
-    if keys.count("rope.dimension_count", head_dim) != head_dim:
-        raise Unsupported("The model rotates only part of each head (rope.dimension_count); that is not supported.")
-    rope = _rope(keys)
+    _refuse_uneven(keys, head_dim)
     spec = ModelSpec(
         architecture=architecture,
         layers=layers,
@@ -48,7 +44,7 @@ def spec_from_gguf(metadata: Mapping[str, object], tensors: Shapes | None = None
         activation="gelu_tanh" if gemma else "silu",
         tied="output.weight" not in tensors if tensors else gemma,
         windows=_windows(keys, architecture, layers),
-        rope=rope,
+        rope=_rope(keys),
         # The factor of Gemma 3 stretches the full layers only.
         rope_local=RopeSpec(base=keys.real("rope.freq_base_swa", 10_000.0)) if gemma else None,
         qkv_bias="blk.0.attn_q.bias" in tensors if tensors else architecture == "qwen2",
@@ -111,6 +107,13 @@ def _refuse(keys: _Keys) -> None:
     for key in ("logit_scale", "residual_scale", "embedding_scale", "attention.clamp_kqv", "attention.temperature_scale"):
         if keys.value(key):
             raise Unsupported(f"The model has '{keys.prefix}{key}'; that is not supported.")
+
+
+def _refuse_uneven(keys: _Keys, head_dim: int) -> None:
+    if keys.count("attention.value_length", head_dim) != head_dim:
+        raise Unsupported("The model's keys and values differ in width; that is not supported.")
+    if keys.count("rope.dimension_count", head_dim) != head_dim:
+        raise Unsupported("The model rotates only part of each head (rope.dimension_count); that is not supported.")
 
 
 def _vocab(keys: _Keys, tensors: Shapes) -> int:
