@@ -92,6 +92,17 @@ def test_equal_priorities_never_take_each_other_s_place() -> None:
     assert not any(plan.preempted for plan in one.steps(20))
 
 
+def test_one_that_waited_for_another_s_blocks_does_not_take_a_later_equal_s_place() -> None:
+    one = desk(100, scheduling_policy="priority", max_num_seqs=2, prefill_chunk_size=64)
+    prompt = list(range(200))
+    one.ask(prompt, 50)
+    waiter, later = one.ask(prompt, 5), one.ask(8, 50)
+    plans = one.steps(12)
+    assert later.admitted is not None
+    assert waiter.admitted is None
+    assert not any(plan.preempted for plan in plans)
+
+
 def flood(one: Desk, steps: int) -> None:
     """Two urgent ones arrive in every step, for ever."""
     for _ in range(steps):

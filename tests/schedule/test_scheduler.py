@@ -214,6 +214,19 @@ def test_the_newest_gives_way_and_finds_its_blocks_again() -> None:
     assert new.cached_tokens == 0
 
 
+def test_the_newest_is_whoever_was_admitted_last_not_who_arrived_last() -> None:
+    one = desk(20, max_model_len=320)
+    one.ask(150, 30)
+    one.steps(3)
+    early, passing = one.ask(140, 60), one.ask(8, 250)
+    one.finish()
+    assert early.admitted is not None
+    assert passing.admitted is not None
+    assert passing.admitted < early.admitted
+    assert early.preemptions > 0
+    assert passing.preemptions == 0
+
+
 def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
     one = desk(12, max_model_len=160, max_num_seqs=4)
     for _ in range(8):
