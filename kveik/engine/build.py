@@ -94,6 +94,7 @@ def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = N
 
 
 def set_threads(threads: int) -> None:
+    """Threads of torch's arithmetic, for the whole process; they are the only ones that compute."""
     torch.set_num_threads(threads)
 
 

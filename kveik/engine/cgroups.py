@@ -78,6 +78,7 @@ def read_text(path: Path) -> str | None:
 
 
 def to_number(text: str | None) -> int | None:
+    """A whole number that stands alone in the text; None for anything else."""
     try:
         return int(text) if text is not None else None
     except ValueError:

@@ -54,6 +54,7 @@ class ModelPlan:
 
 
 def dtype_name(dtype: torch.dtype) -> Literal["bfloat16", "float32"]:
+    """As the settings spell it."""
     return "bfloat16" if dtype is torch.bfloat16 else "float32"
 
 

@@ -150,4 +150,4 @@ def test_times_are_those_of_the_engines_clock() -> None:
     run(fake)
     # 40 tokens in chunks of 32: the first token comes with the second step, at 10 ms each.
     assert [event.seconds for event in fake.of_kind(FirstToken)] == [pytest.approx(0.02)]  # type: ignore[attr-defined]  # of that kind
-    assert [gap for event in fake.of_kind(Stepped) for gap in event.gaps] == [pytest.approx(0.01)] * 2  # type: ignore[attr-defined]
+    assert [gap for event in fake.of_kind(Stepped) for gap in event.gaps] == [pytest.approx(0.01)] * 2  # type: ignore[attr-defined]  # of that kind

@@ -70,11 +70,11 @@ def computed_by(llm: LLM, prompt: list[int], **more: object) -> tuple[tuple[int,
         computed += plan.tokens
         return run(plan, sequence)
 
-    llm.loaded.engine.executor.run = counted  # type: ignore[method-assign]  # watched
+    llm.loaded.engine.executor.run = counted  # type: ignore[method-assign]  # watched from outside
     try:
         (completion,) = llm.generate([prompt], greedy(max_tokens=4, **more))
     finally:
-        llm.loaded.engine.executor.run = run  # type: ignore[method-assign]  # as it was
+        llm.loaded.engine.executor.run = run  # type: ignore[method-assign]  # as it was before
     return completion.tokens, completion.cached_tokens, computed
 
 
@@ -181,7 +181,7 @@ def test_64_mixed_requests_at_once_give_the_texts_of_each_alone(llm: LLM) -> Non
         together = asyncio.run(everybody())
     finally:
         loop.stop()
-        engine.scheduler.settle = settle  # type: ignore[method-assign]  # as it was
+        engine.scheduler.settle = settle  # type: ignore[method-assign]  # as it was before
     assert preempted > 0, "the pool was meant to be too small for all of them"
     assert sum(texts is None for texts in together) == 5
     for texts, completions in zip(together, alone, strict=True):
