@@ -218,7 +218,7 @@ def test_the_newest_is_whoever_was_admitted_last_not_who_arrived_last() -> None:
     one = desk(20, max_model_len=320)
     one.ask(150, 30)
     one.steps(3)
-    early, passing = one.ask(140, 60), one.ask(8, 250)
+    early, passing = one.ask(140, 120), one.ask(8, 250)
     one.finish()
     assert early.admitted is not None
     assert passing.admitted is not None
