@@ -49,6 +49,7 @@ class LLM:
         self._ids = itertools.count()
         self._answering: dict[int, tuple[Answering, int]] = {}
         """sequence id -> (request, choice)"""
+        self._last: Answering | None = None
 
     def close(self) -> None:
         self.loaded.close()
@@ -66,44 +67,57 @@ class LLM:
             raise PromptTooLong(tokens=len(prompt), allowed=self.loaded.max_model_len)
         return room
 
-    def stream(self, prompt: Items[int], sampling: SamplingParams) -> Generator[Delta, None, None]:
+    def stream(
+        self, prompt: Items[int], sampling: SamplingParams, *, cache_salt: str | None = None
+    ) -> Generator[Delta, None, None]:
         """One prompt's deltas as they come. Closing the iterator frees the request's blocks."""
-        answering = self.submit(prompt, sampling)
+        answering = self.submit(prompt, sampling, cache_salt=cache_salt)
         try:
             while not answering.text.finished:
                 yield from self.step().get(answering.text, [])
         finally:
-            for sequence_id in answering.sequences.values():
-                self._forget(sequence_id, "abort")
+            self.abort(answering)
 
     def cached_tokens_last(self) -> int:
-        """Prompt tokens found in the cache by the request that was submitted last."""
-        return self._last.text.cached_tokens
+        """Prompt tokens found in the cache by the request that was submitted last; 0 before the first."""
+        return 0 if self._last is None else self._last.text.cached_tokens
 
     def generate(self, prompts: Items[Items[int]], sampling: SamplingParams) -> list[Completion]:
         """Answers to all prompts, in their order, choice by choice; the engine batches them as memory allows."""
         waiting = list(reversed(list(enumerate(prompts))))
-        pending: dict[RequestText, int] = {}
+        pending: dict[RequestText, tuple[int, Answering]] = {}
         texts: dict[tuple[int, int], list[Delta]] = {}
         done: dict[int, RequestText] = {}
         limit = self.loaded.config.schedule.max_waiting
-        while waiting or pending:
-            while waiting and self.loaded.engine.scheduler.waiting + sampling.n <= limit:
-                number, prompt = waiting.pop()
-                pending[self.submit(prompt, sampling).text] = number
-            for text, deltas in self.step().items():
-                number = pending[text]
-                for delta in deltas:
-                    texts.setdefault((number, delta.choice), []).append(delta)
-                if text.finished:
-                    done[pending.pop(text)] = text
+        try:
+            while waiting or pending:
+                while waiting and self.loaded.engine.scheduler.waiting + sampling.n <= limit:
+                    number, prompt = waiting.pop()
+                    answering = self.submit(prompt, sampling)
+                    pending[answering.text] = (number, answering)
+                for text, deltas in self.step().items():
+                    number, _ = pending[text]
+                    for delta in deltas:
+                        texts.setdefault((number, delta.choice), []).append(delta)
+                    if text.finished:
+                        done[number] = text
+                        del pending[text]
+        finally:
+            # Nothing is left here but after an exception.
+            for _, answering in pending.values():
+                self.abort(answering)
         return [_completion(number, choice, deltas, done[number]) for (number, choice), deltas in sorted(texts.items())]
 
-    def submit(self, prompt: Items[int], sampling: SamplingParams) -> Answering:
-        """Queue a prompt without waiting for it; `step` brings its answer."""
+    def abort(self, answering: Answering) -> None:
+        """End what has not ended of a request and free its blocks."""
+        for sequence_id in answering.sequences.values():
+            self._forget(sequence_id, "abort")
+
+    def submit(self, prompt: Items[int], sampling: SamplingParams, *, cache_salt: str | None = None) -> Answering:
+        """Queue a prompt without waiting for it; `step` brings its answer. Prompts with different salts share no blocks."""
         room = self.room_after(prompt)
         fitted = replace(sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room))
-        request = Request(id=f"offline-{next(self._ids)}", prompt=tuple(prompt), sampling=fitted)
+        request = Request(id=f"offline-{next(self._ids)}", prompt=tuple(prompt), sampling=fitted, cache_salt=cache_salt)
         ids = self.loaded.engine.add(request)
         answering = Answering(RequestText(request, self.loaded.tokenizer), dict(enumerate(ids)))
         for choice, sequence_id in answering.sequences.items():

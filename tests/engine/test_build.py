@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(folder: Path, *, blocks: int = 64, **model: object) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(**{"model": str(folder), "dtype": "float32", "max_model_len": 512, **model}),  # type: ignore[arg-type]  # own words
+        model=ModelConfig(**{"model": str(folder), "dtype": "float32", "max_model_len": 512, **model}),  # type: ignore[arg-type]  # a test's own words
         cache=CacheConfig(num_gpu_blocks_override=blocks),
         schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=64),
     )
