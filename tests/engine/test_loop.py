@@ -175,15 +175,19 @@ def test_an_abort_from_elsewhere_ends_the_text_with_its_reason() -> None:
 
 
 def test_a_reader_that_sleeps_loses_its_request_and_others_do_not_notice() -> None:
-    with running(endless, buffer_tokens=32) as server:
+    with running(endless, buffer_tokens=128) as server:
 
         async def work() -> None:
             sleeper = server.loop.submit(request(range(50), max_tokens=1500))
-            assert (await text_of(server.loop.submit(request(range(60, 90), max_tokens=64))))[1] == "length"
-            time.sleep(0.5)  # The whole event loop sleeps, so nobody reads
+            # Shorter than the buffer, so this one is safe however late its reader comes.
+            brief = server.loop.submit(request(range(60, 90), max_tokens=100))
+            # The whole event loop sleeps, so nobody reads.
+            while not server.fake.of_kind(StreamOverrun):
+                time.sleep(0.005)
+            assert (await text_of(brief))[1] == "length"
             text, reason = await text_of(sleeper)
             assert reason == "abort"
-            assert 32 <= len(text) < 1500
+            assert 128 <= len(text) < 1500
             assert await server.becomes_idle()
 
         asyncio_run(work)
