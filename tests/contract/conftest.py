@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from kveik.config import CacheConfig, EngineConfig, ModelConfig, ServerConfig
+from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig, ServerConfig
 from kveik.engine.build import open_engine
 from kveik.engine.loop import EngineLoop
 from kveik.observe.events import RequestRefused
@@ -38,16 +38,22 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
         with running(api_key=(KEY,)) as server:
             yield Served(f"{server.url}/v1", "small", server.state.max_model_len)
     else:
-        with _engine(request.getfixturevalue("catalogue_file")) as state, serving(state) as (url, _):
+        path = request.getfixturevalue("catalogue_file")("smollm2-135m")
+        with real_engine(path, blocks=1024, keys=(KEY,)) as state, serving(state) as (url, _):
             yield Served(f"{url}/v1", state.names[0], state.max_model_len)
 
 
 @contextmanager
-def _engine(catalogue_file: Callable[[str], Path]) -> Iterator[ServerState]:
-    """float32, so that the size of a batch does not decide between two tokens."""
-    path = catalogue_file("smollm2-135m")
-    model = ModelConfig(model=str(path), dtype="float32", max_model_len=1024)
-    loaded = open_engine(EngineConfig(model=model, cache=CacheConfig(num_gpu_blocks_override=1024)), lambda line: None)
+def real_engine(
+    path: Path, *, blocks: int, keys: tuple[str, ...], schedule: ScheduleConfig | None = None
+) -> Iterator[ServerState]:
+    """A model behind its own loop, for a server over it. float32, so that a batch's size does not decide between two tokens."""
+    config = EngineConfig(
+        model=ModelConfig(model=str(path), dtype="float32", max_model_len=1024),
+        cache=CacheConfig(num_gpu_blocks_override=blocks),
+        schedule=schedule or ScheduleConfig(),
+    )
+    loaded = open_engine(config, lambda line: None)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, loaded.config.stream, max_waiting=256)
     loop.start()
     try:
@@ -56,8 +62,8 @@ def _engine(catalogue_file: Callable[[str], Path]) -> Iterator[ServerState]:
             tokenizer=loaded.tokenizer,
             chat_template=loaded.chat_template,
             max_model_len=loaded.max_model_len,
-            config=ServerConfig(port=0, api_key=(KEY,), drain_seconds=1),
-            names=("smollm2-135m",),
+            config=ServerConfig(port=0, api_key=keys, drain_seconds=1),
+            names=(path.stem,),
             secret=b"c" * 32,
             metrics=loaded.metrics.exposition,
             counts=dict,
