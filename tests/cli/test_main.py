@@ -10,7 +10,7 @@ import pytest
 
 from kveik import __version__
 from kveik.cli.command import load
-from kveik.cli.main import COMMANDS, run
+from kveik.cli.main import COMMANDS, bound_spinning, run
 
 HEAVY = ("torch", "fastapi", "tokenizers")
 
@@ -78,3 +78,12 @@ def test_a_reader_that_goes_away_leaves_no_traceback() -> None:
     command = f"{sys.executable} -c 'from kveik.cli.main import main; main()' models | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+)
+def test_waiting_threads_spin_briefly_unless_the_environment_says_otherwise(given: dict[str, str], spins: str | None) -> None:
+    bound_spinning(given)
+    assert given.get("GOMP_SPINCOUNT") == spins
