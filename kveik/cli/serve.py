@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,9 @@ def serve(settings: Settings) -> None:
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
     names = server.served_model_name or (own_name(model.model),)
     loop.start()
+    # What is alive now stays alive: the collector need not walk through model and vocabulary in the middle of a step.
+    gc.collect()
+    gc.freeze()
     try:
         app = create_app(_state(loaded, loop, server, names))
         serve_app(app, server, lambda url: say(f"{names[0]} is served at {url} (API at {url}/v1). Ctrl-C stops."))

@@ -7,7 +7,6 @@ event loop ─────────────────▶ mailbox ─▶
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import queue
 import threading
@@ -146,9 +145,6 @@ class EngineLoop:
     # The loop's thread.
 
     def _run(self) -> None:
-        # What is alive now stays alive: the collector need not walk through the model and its vocabulary in the middle of a step.
-        gc.collect()
-        gc.freeze()
         while not self._stopping:
             try:
                 self._read_mail()
