@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kveik.cache.layout import BlockCopy, BlockLayout
+from kveik.errors import DoesNotFit
 
 
 class BlockStorage:
@@ -18,8 +21,7 @@ class BlockStorage:
         for layout in layouts:
             assert layout.bytes_per_value == dtype.itemsize, "the memory plan and the storage disagree on the dtype"
         self.tensors: list[Tensor] = [
-            # Not zeroed: the system gives pages when they are first written, so an unused pool costs address space only.
-            torch.empty(count, *layout.shape, dtype=dtype)
+            _memory(count * layout.block_bytes).view(dtype).view(count, *layout.shape)
             for layout, count in zip(layouts, blocks, strict=True)
         ]
         """Per group: [blocks, layers in group, key|value, kv heads, block_size, head_dim]."""
@@ -38,3 +40,24 @@ class BlockStorage:
     def bytes(self) -> int:
         """Bytes taken, all groups together."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+
+def _memory(size: int) -> Tensor:
+    """uint8 [size], on huge pages where the system has them. Raises DoesNotFit where the system does not give as much.
+
+    Pages come when they are first written, so an unused pool costs address space only. A step reads records from all over the
+    pool: with pages of 4 KiB nearly every record would need a look-up of its own in the page tables.
+    """
+    try:
+        region = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise DoesNotFit(
+            f"The system does not give {size} bytes for keys and values ({error.strerror}); ask for less with "
+            "--kv-cache-memory-bytes or --gpu-memory-utilization."
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Only advice: a kernel that was built without huge pages refuses it, and nothing is lost.
+        with contextlib.suppress(OSError):
+            region.madvise(mmap.MADV_HUGEPAGE)
+    # The tensor keeps the region alive.
+    return torch.frombuffer(region, dtype=torch.uint8, count=size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from kveik.cache.layout import BlockCopy, BlockLayout, LayerGroup
 from kveik.cache.ledger import CacheLedger
 from kveik.cache.storage import BlockStorage
+from kveik.errors import DoesNotFit
 
 GROUPS = (LayerGroup((0, 2), 1, 2, None), LayerGroup((1,), 2, 2, 8))
 
@@ -24,6 +27,23 @@ def test_the_tensors_have_the_promised_shape_and_bytes() -> None:
     assert [tuple(tensor.shape) for tensor in made.tensors] == [(6, 2, 2, 1, 4, 2), (6, 1, 2, 2, 4, 2)]
     assert made.bytes == 2 * 6 * 32 * 4
     assert all(tensor.is_contiguous() for tensor in made.tensors)
+
+
+def test_an_unused_pool_costs_no_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    large = BlockStorage([BlockLayout(GROUPS[0], 16, 4)], [1 << 20], torch.float32)
+    assert large.bytes == 1 << 29
+    large.tensors[0][17] = 1.0
+    assert resident() - before < 1 << 26
+    assert float(large.tensors[0][17].sum()) == 128.0
+
+
+def test_more_memory_than_the_system_gives_is_refused_with_the_knob() -> None:
+    with pytest.raises(DoesNotFit, match="--kv-cache-memory-bytes"):
+        BlockStorage([BlockLayout(GROUPS[0], 16, 4)], [1 << 40], torch.float32)
 
 
 def test_a_copy_moves_one_whole_record_and_touches_no_other() -> None:
