@@ -43,7 +43,7 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, CATALOGUE, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return (
-        f"There is no model '{name}': no file or folder of that name is here, and the catalogue has "
+        f"There is no model '{name[:100]}': no file or folder of that name is here, and the catalogue has "
         f"{', '.join(CATALOGUE)} (kveik models).{hint}"
     )
 

@@ -118,7 +118,8 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     )
 }
 
-_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?(?<!\.git)(?<!\.gguf)", re.ASCII)
+"""The hub's own rule for names, and none that ends as a file of ours does."""
 
 
 def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -149,8 +150,12 @@ def find_model(name_or_path: str) -> Path | None:
     entry = CATALOGUE.get(name_or_path)
     if entry is not None:
         return fetched_file(entry)
-    path = Path(name_or_path).expanduser()
-    return path if path.exists() else None
+    try:
+        path = Path(name_or_path).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        # A name too long for a file, a folder that may not be looked into, a ~user whom nobody knows: no path of ours.
+        return None
 
 
 def is_hub_id(name: str) -> bool:

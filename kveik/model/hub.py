@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils.tqdm import tqdm
 
 from kveik.errors import Unreachable, Unsupported
@@ -43,6 +43,8 @@ def pull_hub(hub_id: str, *, progress: Progress) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         raise Unreachable(f"The hub has no model '{hub_id}', or it is private; `hf auth whoami` tells who asks.") from error
+    except HFValidationError as error:
+        raise Unreachable(f"'{hub_id[:100]}' is no name that the hub can have: it wants organisation/name.") from error
     except Exception as error:
         # So wide because the library lets errors of the HTTP client below it through, and that client has changed.
         return _cached(hub_id, error)
@@ -94,7 +96,8 @@ def _cached(hub_id: str, error: Exception) -> Path:
     """What an earlier pull left in the library's cache, where it is whole; for a machine that is offline now."""
     try:
         folder = Path(str(snapshot_download(hub_id, allow_patterns=list(PATTERNS), local_files_only=True)))
-    except LocalEntryNotFoundError:
+    except (OSError, ValueError):
+        # The library's own errors are of these two kinds: nothing in its cache, or a cache that cannot be read.
         folder = None
     if folder is None or not (folder / "config.json").exists() or not any(folder.glob("*.safetensors")):
         raise Unreachable(

@@ -25,6 +25,20 @@ def test_an_unknown_name_is_told_with_what_there_is(tmp_path: Path, monkeypatch:
     assert "smollm2-135m" in refused.value.message
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("./nosuch.gguf", "../nosuch", "/nosuch", "~/nosuch", "~nobody-here/model", "folder/nosuch.gguf", "a--b/c", "a/b/c"),
+        *("org/name..", "-org/name", "org/name.git", "x" * 5000),
+    ],
+)
+def test_a_path_that_is_not_there_is_never_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kveik.cli.fetch.pull_hub", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(Unreachable, match=r"^There is no model '"):
+        fetch_model(name)
+
+
 def test_without_a_terminal_a_pull_says_a_line_for_every_quarter(capsys: pytest.CaptureFixture[str]) -> None:
     with PullDisplay("yeast") as display:
         for done in range(0, 101, 5):

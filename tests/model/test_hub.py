@@ -99,7 +99,7 @@ def hub() -> Iterator[tuple[Hub, str]]:
     thread.join()
 
 
-def pulled(endpoint: str, home: Path) -> dict[str, object]:
+def pulled(endpoint: str, home: Path, name: str = "org/name") -> dict[str, object]:
     environment = {
         **os.environ,
         "HF_ENDPOINT": endpoint,
@@ -107,7 +107,7 @@ def pulled(endpoint: str, home: Path) -> dict[str, object]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NO_PROXY": "*",
     }
-    command = [sys.executable, "-c", PULL, "org/name"]
+    command = [sys.executable, "-c", PULL, name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == "", "the model folder of kveik prints nothing"
     return json.loads(done.stdout)
@@ -139,6 +139,13 @@ def test_an_unreachable_hub_is_told_with_what_would_work(tmp_path: Path) -> None
     assert answer["error"] == "Unreachable"
     assert "org/name" in str(answer["message"])
     assert "smollm2-135m" in str(answer["message"])
+
+
+@pytest.mark.parametrize("name", ["../nosuch", "./a.gguf", "a--b/c", "org/name/more"])
+def test_a_name_that_the_hub_cannot_have_is_told(name: str, tmp_path: Path) -> None:
+    answer = pulled("http://127.0.0.1:9", tmp_path, name)
+    assert answer["error"] == "Unreachable"
+    assert str(answer["message"]).startswith(f"'{name}' is no name that the hub can have")
 
 
 def test_a_hub_model_without_safetensors_is_unsupported(hub: tuple[Hub, str], tmp_path: Path) -> None:
