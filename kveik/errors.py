@@ -57,8 +57,11 @@ class PromptTooLong(Refused):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, tokens: int, allowed: int, wanted: int | None = None, param: str = "prompt") -> None:
-        asked = f"{tokens} prompt tokens" if wanted is None else f"{tokens} prompt tokens and max_tokens {wanted}"
+    def __init__(
+        self, *, tokens: int, allowed: int, wanted: int | None = None, param: str = "prompt", at_least: bool = False
+    ) -> None:
+        """`at_least`: the prompt was given up before its last token was counted."""
+        asked = f"{'at least ' * at_least}{tokens} prompt tokens" + ("" if wanted is None else f" and max_tokens {wanted}")
         super().__init__(f"This server's context holds {allowed} tokens (--max-model-len); the request has {asked}.")
         self.param = param
 

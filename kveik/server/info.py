@@ -17,6 +17,7 @@ from kveik.observe.metrics import CONTENT_TYPE
 from kveik.server.body import read_body
 from kveik.server.envelope import error_response, json_response
 from kveik.server.foreign import refuse_foreign
+from kveik.server.limits import MAX_TOKENIZE_TOKENS
 from kveik.server.openapi import BODY_ERRORS, errors, takes
 from kveik.server.prompts import Model, chat_prompt, check_tokens
 from kveik.server.protocol import DetokenizeAnswer, DetokenizeBody, ModelCard, ModelList, TokenizeAnswer, TokenizeBody
@@ -77,10 +78,14 @@ async def tokenize(request: Request) -> Response:
 def _tokens(body: TokenizeBody, model: Model) -> list[int]:
     served_name(body.model, model)
     refuse_foreign(body.model_extra or {})
+    limit = max(MAX_TOKENIZE_TOKENS, model.max_model_len)
     if (body.prompt is None) == (body.messages is None):
         raise BadValue("Give either prompt or messages.", param="prompt")
     if body.prompt is None:
-        return chat_prompt(body, model)
+        return chat_prompt(body, model, limit)
+    least = model.tokenizer.more_than(body.prompt, limit)
+    if least is not None:
+        raise BadValue(f"prompt has at least {least} tokens; /tokenize makes at most {limit}.", param="prompt")
     return model.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False)
 
 

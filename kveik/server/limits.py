@@ -23,6 +23,9 @@ MAX_TOOLS = 128
 MAX_STOP_TOKEN_IDS = 1024
 """Stop token ids in one call."""
 
+MAX_TOKENIZE_TOKENS = 1 << 20
+"""Tokens that /tokenize makes of a text in one call; a context that is longer raises it."""
+
 MAX_DETOKENIZE_TOKENS = 1 << 20
 """Token ids that /detokenize turns into text in one call."""
 

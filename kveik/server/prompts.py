@@ -98,6 +98,7 @@ def _as_list(prompt: object) -> list[Any]:
 
 def _one_prompt(item: str | list[Any], model: Model, how: PromptReading) -> Prompt:
     if isinstance(item, str):
+        check_text(item, model, "prompt")
         tokens = model.tokenizer.encode(item, add_special=how.add_special)
         check_prompt(tokens, model, "prompt")
         return Prompt(tuple(tokens), item)
@@ -110,6 +111,18 @@ def _one_prompt(item: str | list[Any], model: Model, how: PromptReading) -> Prom
 def _echo(tokens: list[int], tokenizer: Tokenizer, skip_special: bool) -> str:
     # Not a plain decode: where the prompt ends inside a character, that character belongs to the output, which completes it.
     return Detokenizer(tokenizer, skip_special=skip_special).push(tokens).text
+
+
+def check_text(text: str, model: Model, param: str) -> None:
+    """Not far more than the context holds; looked at before the text is cut into tokens, which costs seconds and gigabytes.
+
+    Raises:
+        PromptTooLong: with the number of tokens that it has at least.
+        BadValue: the text holds half of a surrogate pair.
+    """
+    least = model.tokenizer.more_than(text, model.max_model_len)
+    if least is not None:
+        raise PromptTooLong(tokens=least, allowed=model.max_model_len, param=param, at_least=True)
 
 
 def check_prompt(tokens: list[Any], model: Model, param: str) -> None:
@@ -134,10 +147,11 @@ def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Mode
     return wanted
 
 
-def chat_prompt(body: ChatBody | TokenizeBody, model: Model) -> list[int]:
+def chat_prompt(body: ChatBody | TokenizeBody, model: Model, limit: int) -> list[int]:
     """The messages through the model's chat template.
 
     Raises:
+        PromptTooLong: they have far more than `limit` tokens. What has little more is returned.
         Unsupported: the model has no chat template.
         BadValue: the messages are malformed, or the template refuses them in its own words.
     """
@@ -145,6 +159,7 @@ def chat_prompt(body: ChatBody | TokenizeBody, model: Model) -> list[int]:
         raise Unsupported(
             "This model has no chat template; start the server with --chat-template FILE, or use /v1/completions."
         )
+    _check_contents(body.messages or [], model.tokenizer, limit)
     generate, go_on = _turn(body.add_generation_prompt, body.continue_final_message)
     try:
         return chat_tokens(
@@ -156,10 +171,20 @@ def chat_prompt(body: ChatBody | TokenizeBody, model: Model) -> list[int]:
             continue_final_message=go_on,
             variables=_variables(body.chat_template_kwargs),
             special_tokens_in_content=model.special_tokens_in_content,
+            limit=limit,
         )
     except BadValue as error:
         error.param = error.param or "messages"
         raise
+
+
+def _check_contents(messages: list[dict[str, Any]], tokenizer: Tokenizer, limit: int) -> None:
+    # Before the template has copied them. Templates leave out what the assistant thought earlier, so that does not count.
+    contents = [message.get("content") for message in messages if message.get("role") != "assistant"]
+    least = sum(tokenizer.least_tokens(content) for content in contents if isinstance(content, str))
+    # Every message's share was rounded up, and neighbours may share a token.
+    if least - len(contents) > limit:
+        raise PromptTooLong(tokens=least - len(contents), allowed=limit, param="messages", at_least=True)
 
 
 def _turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> tuple[bool, bool]:

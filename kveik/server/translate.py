@@ -136,7 +136,7 @@ def chat_call(body: ChatBody, model: Model, asker: Asker) -> Call:
     stop_texts = _stop_texts(body, model.tokenizer)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = replace(_sampling(body, model.tokenizer, stop_texts), logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
-    tokens = chat_prompt(body, model)
+    tokens = chat_prompt(body, model, model.max_model_len)
     check_prompt(tokens, model, "messages")
     prompts = [Prompt(tuple(tokens))]
     _check_size(prompts, sampling)

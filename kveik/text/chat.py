@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kveik.errors import BadValue, KveikError, Unsupported
+from kveik.errors import BadValue, KveikError, PromptTooLong, Unsupported
 from kveik.text.markers import Markers, special_markers, tag_markers, unused_character
 from kveik.text.messages import normalize_messages
 from kveik.text.tokenizer import Tokenizer, read_json
@@ -211,16 +211,20 @@ def chat_tokens(
     continue_final_message: bool = False,
     variables: Mapping[str, object] = {},
     special_tokens_in_content: bool = False,
+    limit: int | None = None,
 ) -> list[int]:
     """The prompt's token ids; the template writes start and end tokens itself.
 
     Text in messages, tools and variables that looks like a marker stays plain text, unless `special_tokens_in_content`. Tags
     that are user-defined tokens (<think>, <tool_call>) keep their meaning in the assistant's own earlier messages.
+    A text that has far more than `limit` tokens is not cut to its end; it raises `PromptTooLong`.
     """
     listed = normalize_messages(messages)
     options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     if special_tokens_in_content:
-        return tokenizer.encode(template.render(listed, tools=tools, variables=variables, **options), add_special=False)
+        text = template.render(listed, tools=tools, variables=variables, **options)
+        _check_length(text, tokenizer, limit)
+        return tokenizer.encode(text, add_special=False)
     special, all_markers = template.markers(tokenizer)
     sentinel = unused_character(template.source, listed, list(tools or []), variables)
     text = template.render(
@@ -229,9 +233,17 @@ def chat_tokens(
         variables=_disarmed(all_markers, variables, sentinel),
         **options,
     )
+    # Look-alikes count as the one token that they resemble, which is less than they have.
+    _check_length(text.replace(sentinel, ""), tokenizer, limit)
     if sentinel not in text:
         return tokenizer.encode(text, add_special=False)
     return all_markers.encode(text, tokenizer, sentinel)
+
+
+def _check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> None:
+    least = None if limit is None else tokenizer.more_than(text, limit)
+    if limit is not None and least is not None:
+        raise PromptTooLong(tokens=least, allowed=limit, param="messages", at_least=True)
 
 
 def _disarmed(markers: Markers, value: Mapping[str, object], sentinel: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,15 @@ from kveik.text.token_bytes import CHARACTER_OF, Spelling, TokenBytes, spelling_
 
 # A few markers sets are in use at once (one per chat template, and the plain one); more would be a leak.
 _MAX_VARIANTS = 8
+
+_SLICE_CHARACTERS = 1 << 16
+_LOST_AT_A_CUT = 256
+"""Tokens given away for every cut between two slices. A cut divides one token, seldom into more than a few."""
+
+_PLAUSIBLE_BYTES = 8
+"""Bytes per token up to which a text may well fit, so that counting slices first would be work done twice."""
+
+_BLANKS = re.compile(r"\s+")
 
 
 class Tokenizer:
@@ -81,6 +91,28 @@ class Tokenizer:
         normalizer or a token may swallow any number of characters.
         """
         return -(-len(text) // self._reach) if self._reach is not None else 0
+
+    def more_than(self, text: str, limit: int) -> int | None:
+        """A number of tokens beyond `limit` that `text` has at least; None where it may have fewer.
+
+        For refusing what no context holds with little work and memory: by `least_tokens`, and else slice by slice, until it is
+        too much. A text of up to 8 `limit` bytes is not looked at, for to encode it is as cheap. Raises as `encode` does.
+        """
+        least = self.least_tokens(text)
+        if least > limit:
+            return least
+        _check_characters(text)
+        if len(text.encode("utf-8")) <= max(_SLICE_CHARACTERS, _PLAUSIBLE_BYTES * limit):
+            return None
+        least = 0
+        for start in range(0, len(text), _SLICE_CHARACTERS):
+            piece = text[start : start + _SLICE_CHARACTERS]
+            # A token that swallows the spaces beside it swallows them in one slice, and not in the next.
+            piece = _BLANKS.sub(" ", piece) if self._reach is None else piece
+            least += max(0, len(_encode(self._core, piece, False)) - _LOST_AT_A_CUT)
+            if least > limit:
+                return least
+        return None
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of these tokens. Bytes that are not UTF-8 become U+FFFD, one per maximal subpart (Unicode 15, section 3.9).

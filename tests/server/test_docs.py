@@ -53,6 +53,7 @@ def test_every_status_has_its_type(status: int) -> None:
         ("`logprobs`, `top_logprobs`, `prompt_logprobs`", request.MAX_LOGPROBS),
         ("log-probabilities of prompt tokens", f"{limits.MAX_PROMPT_LOGPROBS}: tokens times (likeliest + 1)"),
         ("characters of a `cache_salt`", request.MAX_SALT_CHARACTERS),
+        ("tokens from `/tokenize`", f"{limits.MAX_TOKENIZE_TOKENS}, or the context where it is longer"),
         ("ids for `/detokenize`", limits.MAX_DETOKENIZE_TOKENS),
     ],
 )

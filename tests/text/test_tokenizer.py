@@ -273,6 +273,30 @@ def test_the_cheap_bound_never_exceeds_the_tokens(make: Callable[[], Tokenizer])
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma-3-270m"])
+def test_a_count_slice_by_slice_never_exceeds_the_tokens(catalogue_file: CatalogueFile, name: str) -> None:
+    tokenizer = real_tokenizer(catalogue_file(name))
+    for part in ["a ", "the yeast is kept; 1234567, \n\n\t", "x", " ", "é日本 ", "<|im_end|>\n", "-=" * 40]:
+        text = part * (200_000 // len(part))
+        tokens = len(tokenizer.encode(text, add_special=False))
+        assert tokenizer.more_than(text, tokens) is None
+        told = tokenizer.more_than(text, tokens // 10)
+        assert told is None or tokens // 10 < told <= tokens
+        if part == "a ":
+            assert told is not None
+
+
+def test_a_text_whose_spaces_a_token_swallows_is_not_counted_with_them() -> None:
+    core = byte_level()
+    core.add_tokens([AddedToken("<|r|>", rstrip=True)])
+    tokenizer = Tokenizer(core, BYTE_LEVEL)
+    text = "<|r|>" + " " * 1_000_000
+    assert len(tokenizer.encode(text)) == 1
+    assert tokenizer.more_than(text, 1) is None
+    assert tokenizer.more_than("xyz " * 100_000, 1000) is not None
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma-3-270m"])
 def test_the_cheap_bound_holds_for_the_longest_tokens_there_are(catalogue_file: CatalogueFile, name: str) -> None:
     tokenizer = real_tokenizer(catalogue_file(name))
     longest = sorted(range(tokenizer.vocab_size), key=lambda token: -len(tokenizer.token_text(token)))[:50]
