@@ -40,11 +40,16 @@ class ThreadPlan:
     explicit: str | None = None
     """The setting that decided, where one did."""
 
+    asked: int | None = None
+    """How many it asked for, where that is more than there are CPUs to have."""
+
     @property
     def sentence(self) -> str:
         quota = "no CPU quota" if self.quota is None else f"a CPU quota of {self.quota:g} (control group {self.quota_group})"
         given = f"{_count(len(self.cpus), 'CPU')} allowed, {_count(self.cores, 'physical core')}, {quota}"
         why = f"as {self.explicit} says; there are" if self.explicit else "the least of"
+        if self.asked is not None:
+            why = f"{self.explicit} asks for {self.asked}, which is more than there are;"
         return f"{_count(self.threads, 'thread')}: {why} {given}."
 
 
@@ -84,11 +89,14 @@ def cpu_threads(
     """min(CPUs allowed, floor(quota), physical cores), at least 1; an explicit number wins, `threads` over `omp_num_threads`.
 
     root: / or a copy of it. affinity: what `os.sched_getaffinity(0)` gives. threads: --threads. omp_num_threads: the
-    environment's OMP_NUM_THREADS, which OpenMP lets be a list, outermost first. Raises BadValue for threads below 1.
+    environment's OMP_NUM_THREADS, which OpenMP lets be a list, outermost first. More threads than CPUs would only wait for each
+    other, and thousands cannot be made at all: --threads beyond them raises BadValue, as below 1; OMP_NUM_THREADS, which is not
+    meant for us alone, is taken as their number.
     """
-    if threads is not None and threads < 1:
-        raise BadValue(f"--threads is {threads}; it must be at least 1.", param="threads")
     cpus = frozenset(affinity)
+    if threads is not None and not 1 <= threads <= len(cpus):
+        bound = "at least 1" if threads < 1 else f"at most {len(cpus)}, the CPUs that this process may use"
+        raise BadValue(f"--threads is {threads}; it must be {bound}.", param="threads")
     cores = physical_cores(root, cpus)
     quota, quota_group = _cpu_quota(root)
     # Rounded down: the group of threads waits for its slowest, and one too many is the slowest.
@@ -97,7 +105,8 @@ def cpu_threads(
     if threads is not None:
         return ThreadPlan(threads, cpus, cores, quota, quota_group, "--threads")
     if from_environment is not None:
-        return ThreadPlan(from_environment, cpus, cores, quota, quota_group, "OMP_NUM_THREADS")
+        asked = from_environment if from_environment > len(cpus) else None
+        return ThreadPlan(min(from_environment, len(cpus)), cpus, cores, quota, quota_group, "OMP_NUM_THREADS", asked)
     return ThreadPlan(max(1, least), cpus, cores, quota, quota_group)
 
 

@@ -166,6 +166,21 @@ def test_no_threads_at_all_are_refused(tmp_path):
         cpu_threads(tmp_path, {0}, threads=0)
 
 
+@pytest.mark.parametrize("threads", [3, 100_000, 10**30])
+def test_more_threads_than_cpus_are_refused_with_both_numbers(tmp_path, threads):
+    with pytest.raises(BadValue, match=rf"--threads is {threads}; it must be at most 2, the CPUs") as refused:
+        cpu_threads(tmp_path, {3, 5}, threads=threads)
+    assert refused.value.param == "threads"
+    assert cpu_threads(tmp_path, {3, 5}, threads=2).threads == 2
+
+
+def test_more_threads_in_the_environment_than_cpus_become_their_number(tmp_path):
+    plan = cpu_threads(tmp_path, {3, 5}, omp_num_threads="5000,2")
+    assert plan.threads == 2
+    assert plan.sentence.startswith("2 threads: OMP_NUM_THREADS asks for 5000, which is more than there are; 2 CPUs allowed,")
+    assert cpu_threads(tmp_path, {3, 5}, omp_num_threads="2").asked is None
+
+
 def test_the_thread_plan_says_what_decided(tmp_path):
     root = write(tmp_path, v2("/pod") | {"sys/fs/cgroup/pod/cpu.max": "765000 100000"})
     assert cpu_threads(root, range(16)).sentence == (
