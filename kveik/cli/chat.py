@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from kveik.cli.say import say
 from kveik.cli.setting import Slice
 from kveik.engine.llm import LLM
 from kveik.engine.stream import Delta
-from kveik.errors import PromptTooLong
+from kveik.errors import Refused
 from kveik.request.request import SamplingParams
 
 # Editing and recalling lines in input(); not every build of Python has it.
@@ -63,13 +64,23 @@ def chat(
 
 
 def converse(conversation: Conversation, *, interactive: bool) -> None:
-    """Answer line after line until the input ends."""
+    """Answer line after line until the input ends.
+
+    A line that is not UTF-8 is told and passed over. So is whatever else is refused about one turn, where somebody sits there
+    to read it and to go on; a pipe ends with the refusal.
+    """
     for line in _lines(interactive):
         _turn(conversation, line, interactive)
 
 
+NOT_UTF8 = "That line is not UTF-8, so the model was not asked; the conversation goes on without it."
+
+
 def _lines(interactive: bool) -> Iterator[str]:
     """What the user types, line by line, until the end of input, /exit or Ctrl-C at the prompt."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Decoding strictly, one bad byte would take all lines with it that were read along.
+        sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         try:
             line = input("> " if interactive else "").strip()
@@ -80,8 +91,15 @@ def _lines(interactive: bool) -> Iterator[str]:
             return
         if line == "/exit":
             return
-        if line:
+        if not _is_text(line):
+            say(NOT_UTF8)
+        elif line:
             yield line
+
+
+def _is_text(line: str) -> bool:
+    """Whether every character is one: bytes that could not be decoded came in as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in line)
 
 
 def _turn(conversation: Conversation, line: str, interactive: bool) -> None:
@@ -93,11 +111,11 @@ def _turn(conversation: Conversation, line: str, interactive: bool) -> None:
         for text in conversation.ask(line):
             sys.stdout.write(text)
             sys.stdout.flush()
-    except PromptTooLong as error:
+    except Refused as error:
         # A pipe has nobody who could type /clear.
         if not interactive:
             raise
-        say(f"{error.message} /clear starts a new conversation.")
+        say(f"{error.message} That turn is not part of the conversation; /clear starts a new one.")
         return
     sys.stdout.write("\n")
     sys.stdout.flush()

@@ -13,7 +13,7 @@ import pytest
 
 from kveik.cli.chat import Conversation, converse
 from kveik.engine.stream import Delta
-from kveik.errors import PromptTooLong
+from kveik.errors import BadValue, PromptTooLong
 from kveik.request.request import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=8)
@@ -101,8 +101,40 @@ def test_a_full_context_is_only_told_in_a_terminal(monkeypatch: pytest.MonkeyPat
     llm = ScriptedLLM(["Yes."], context=4)
     converse_with(llm, "Too long for it\n/clear\nOK?\n", monkeypatch, interactive=True)
     captured = capsys.readouterr()
-    assert "/clear starts a new conversation." in captured.err
+    assert "/clear starts a new one." in captured.err
     assert captured.out.endswith("Yes.\n> \n")
+
+
+def test_what_a_template_refuses_is_only_told_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["Yes."])
+    plain = llm.tokens_of_chat
+
+    def picky(messages: Sequence[Mapping[str, object]]) -> list[int]:
+        if messages[-1]["content"] == "No?":
+            raise BadValue("The template does not like this.", param="messages")
+        return plain(messages)
+
+    monkeypatch.setattr(llm, "tokens_of_chat", picky)
+    converse_with(llm, "One?\nNo?\nTwo?\n", monkeypatch, interactive=True)
+    assert "The template does not like this." in capsys.readouterr().err
+    assert [message["content"] for message in llm.asked[1]] == ["One?", "Yes.", "Two?"]
+    with pytest.raises(BadValue):
+        converse_with(llm, "No?\n", monkeypatch)
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("interactive", [False, True])
+def test_a_line_that_is_not_utf_8_is_told_and_the_conversation_kept(
+    errors: str, interactive: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["Yes."])
+    typed = io.BytesIO("Où?\n".encode() + b"W\xffrt\n" + b"Two?\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed, "utf-8", errors=errors))
+    converse(Conversation(llm, SAMPLING, None), interactive=interactive)
+    assert capsys.readouterr().err.count("not UTF-8") == 1
+    assert [[message["content"] for message in asked] for asked in llm.asked] == [["Où?"], ["Où?", "Yes.", "Two?"]]
 
 
 def test_the_figures_tell_pace_and_cached_tokens() -> None:
