@@ -16,6 +16,9 @@ from torch import Tensor
 
 from kveik.errors import ModelBroken, Unsupported
 
+REAL_MOST = 1e30
+"""Factors and bases beyond this are damage. JSON has infinities, and whole numbers that no float can hold."""
+
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 
@@ -122,6 +125,8 @@ def rope_from_config(parameters: Mapping[str, object], base: float, context: int
     if kind == "default":
         return RopeSpec(base=base)
     before = original if isinstance(original, int) else int(_number(parameters, "original_max_position_embeddings", context))
+    if not 0 < before < REAL_MOST:
+        raise ModelBroken(f"The model's original_max_position_embeddings is {str(before)[:50]}; it must be at least 1.")
     factor = _number(parameters, "factor", context / before if kind == "yarn" and before != context else None)
     if kind == "linear":
         return RopeSpec(base=base, kind="linear", factor=factor)
@@ -167,6 +172,6 @@ def _number(parameters: Mapping[str, object], name: str, default: float | None =
     value = parameters.get(name)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -REAL_MOST < value < REAL_MOST:
         raise ModelBroken(f"The model's rope parameters need a number '{name}'; they have {str(value)[:50]}.")
     return float(value)

@@ -16,6 +16,12 @@ from kveik.model.rope import RopeSpec
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma3"]
 Shapes = Mapping[str, tuple[int, ...]]
 
+COUNT_MOST = 1 << 40
+"""A description that counts beyond this is damaged; no width, vocabulary or context comes near."""
+
+LAYERS_MOST = 4096
+"""Likewise for layers, of which things are laid out one by one; the deepest models have a few hundred."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from kveik.errors import ModelBroken, Unsupported
-from kveik.model.rope import RopeSpec, rope_from_config
-from kveik.model.spec import Architecture, ModelSpec
+from kveik.model.rope import REAL_MOST, RopeSpec, rope_from_config
+from kveik.model.spec import COUNT_MOST, LAYERS_MOST, Architecture, ModelSpec
 
 Config = Mapping[str, Any]
 
@@ -43,7 +43,8 @@ REFUSED = {
 def spec_from_config(config: Config) -> ModelSpec:
     """Raises Unsupported naming what we do not have, ModelBroken naming a missing or impossible value."""
     architecture = _architecture(config)
-    layers, hidden, heads = (_count(config, key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    layers = _count(config, "num_hidden_layers", most=LAYERS_MOST)
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     gemma = architecture == "gemma3"
     head_dim = _head_dim(config, architecture, hidden, heads)
     context = _count(config, "max_position_embeddings", default=DEFAULT_CONTEXT.get(architecture))
@@ -86,16 +87,16 @@ DEFAULT_CONTEXT: dict[str, int] = {"gemma3": 131072}
 
 def _architecture(config: Config) -> Architecture:
     kind = str(config.get("model_type"))
-    classes = config.get("architectures") or []
+    classes = config.get("architectures")
     for key, meaning in REFUSED.items():
         if config.get(key):
             raise Unsupported(f"The model '{kind[:50]}' has {meaning} ({key}); that is not supported.")
     if kind not in ARCHITECTURES:
         raise Unsupported(f"The model type '{kind[:50]}' is not supported; these are: {', '.join(ARCHITECTURES)}.")
-    for name in classes:
+    for name in classes if isinstance(classes, list) else []:
         if not str(name).endswith("ForCausalLM"):
             raise Unsupported(f"The model's head '{str(name)[:80]}' is not supported; only ...ForCausalLM is.")
-    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
+    if _real(config, "partial_rotary_factor", 1.0) != 1.0:
         raise Unsupported("The model rotates only part of each head (partial_rotary_factor); that is not supported.")
     return ARCHITECTURES[kind]
 
@@ -153,6 +154,8 @@ def _ropes(config: Config, context: int, gemma: bool) -> tuple[RopeSpec, RopeSpe
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     base = _real(config, "rope_theta", 1_000_000.0 if gemma else 10_000.0)
     local = _real(config, "rope_local_base_freq", 10_000.0)
+    if any(given is not None and not isinstance(given, Mapping) for given in (old, new)):
+        raise ModelBroken("The model's rope_scaling and rope_parameters must be objects.")
     original = config.get("original_max_position_embeddings")
     if isinstance(new, Mapping) and any(isinstance(value, Mapping) for value in new.values()):
         full = rope_from_config(new.get("full_attention") or {}, base, context, original)
@@ -165,18 +168,20 @@ def _ropes(config: Config, context: int, gemma: bool) -> tuple[RopeSpec, RopeSpe
     return rope, RopeSpec(base=local) if gemma else None
 
 
-def _count(config: Config, key: str, *, default: int | None = None, least: int = 1) -> int:
+def _count(config: Config, key: str, *, default: int | None = None, least: int = 1, most: int = COUNT_MOST) -> int:
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ModelBroken(f"The model's config.json needs a number '{key}' of at least {least}; it has {str(value)[:50]}.")
+    if value > most:
+        raise ModelBroken(f"The model's config.json has a '{key}' of {str(value)[:50]}; no model has more than {most}.")
     return value
 
 
 def _real(config: Config, key: str, default: float) -> float:
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < REAL_MOST:
         raise ModelBroken(f"The model's config.json needs a positive number '{key}'; it has {str(value)[:50]}.")
     return float(value)
 

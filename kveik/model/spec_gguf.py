@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kveik.errors import ModelBroken, Unsupported
-from kveik.model.rope import RopeSpec, yarn_attention_factor
-from kveik.model.spec import Architecture, ModelSpec, Shapes
+from kveik.model.rope import REAL_MOST, RopeSpec, yarn_attention_factor
+from kveik.model.spec import COUNT_MOST, LAYERS_MOST, Architecture, ModelSpec, Shapes
 
 ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
 
@@ -27,7 +27,8 @@ def spec_from_gguf(metadata: Mapping[str, object], tensors: Shapes | None = None
     keys = _Keys(metadata, name)
     architecture, gemma = ARCHITECTURES[name], name == "gemma3"
     _refuse(keys)
-    layers, hidden, heads = keys.count("block_count"), keys.count("embedding_length"), keys.count("attention.head_count")
+    layers = keys.count("block_count", most=LAYERS_MOST)
+    hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
     head_dim = keys.count("attention.key_length", hidden // heads)
     _refuse_uneven(keys, head_dim)
     spec = ModelSpec(
@@ -74,7 +75,7 @@ class _Keys:
     def value(self, key: str) -> object:
         return self.metadata.get(self.prefix + key)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, *, most: int = COUNT_MOST) -> int:
         value = self.value(key)
         value = default if value is None else value
         if isinstance(value, list) and value and all(one == value[0] for one in value):
@@ -83,12 +84,14 @@ class _Keys:
             raise Unsupported(f"The model's layers differ in '{self.prefix}{key}'; that is not supported.")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ModelBroken(f"The GGUF file needs a positive whole number '{self.prefix}{key}'; it has {str(value)[:50]}.")
+        if value > most:
+            raise ModelBroken(f"The GGUF file has a '{self.prefix}{key}' of {value}; no model has more than {most}.")
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
         value = self.value(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < REAL_MOST:
             raise ModelBroken(f"The GGUF file needs a positive number '{self.prefix}{key}'; it has {str(value)[:50]}.")
         return float(value)
 

@@ -235,6 +235,9 @@ def _safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def _check_tensors(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
     """Every tensor of the spec is there in its shape, and no other."""
+    if spec.layers > len(found):
+        # Told before the names of all their tensors are written out.
+        raise ModelBroken(f"The model should have {spec.layers} layers; with all their tensors it holds {len(found)}.")
     wanted = tensor_shapes(spec)
     missing = [name for name in wanted if name not in found]
     if missing:

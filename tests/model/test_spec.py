@@ -89,6 +89,52 @@ def test_layers_without_windows_are_one_group():
     assert group == LayerGroup(layers=(0, 1, 2, 3), kv_heads=2, head_dim=8, window=None)
 
 
+DAMAGED = [10**9, 2**63, 10**400]
+
+
+@pytest.mark.parametrize("value", DAMAGED)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral", "qwen2"])
+@pytest.mark.parametrize("key", [key for key, value in LLAMA.items() if isinstance(value, int | float)])
+def test_no_number_of_a_config_is_too_large_to_be_answered(key, family, value):
+    """Widths may be anything that could be; what is laid out layer by layer may not."""
+    try:
+        spec = spec_from_config(config(family, **{key: value, "use_sliding_window": True, "sliding_window": 8}))
+    except ModelBroken as error:
+        assert key != "num_hidden_layers" or f"has a 'num_hidden_layers' of {str(value)[:50]}; no model" in error.message
+    else:
+        assert value == 10**9 or (value < 10**30 and key in ("rms_norm_eps", "rope_theta"))
+        assert key != "num_hidden_layers"
+        assert len(spec.windows) == 4
+
+
+@pytest.mark.parametrize("value", DAMAGED[:2])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2"])
+@pytest.mark.parametrize("tensors", [None, {}, {"token_embd.weight": (1000, 64)}])
+def test_no_number_of_layers_of_a_gguf_file_is_laid_out_before_it_is_believed(tensors, family, value):
+    changes = {"block_count": value, "attention__sliding_window": 8}
+    with pytest.raises(ModelBroken, match=rf"block_count' of {value}; no model has more than 4096"):
+        spec_from_gguf(metadata(family, **changes), tensors)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"rope_scaling": "yarn"},
+        {"rope_parameters": [1]},
+        {"partial_rotary_factor": "half"},
+        {"rope_theta": math.inf},
+        {"rope_theta": 10**400},
+        {"rms_norm_eps": math.nan},
+        {"rope_scaling": {"type": "yarn", "factor": 10**400}},
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0}},
+        {"original_max_position_embeddings": 0, "rope_scaling": {"type": "yarn"}},
+    ],
+)
+def test_a_config_of_values_that_mean_nothing_is_refused(nonsense):
+    with pytest.raises(ModelBroken):
+        spec_from_config(config() | nonsense)
+
+
 YARN = {"factor": 32.0, "original_max_position_embeddings": 32768}
 
 

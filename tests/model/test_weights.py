@@ -81,6 +81,12 @@ def test_missing_tensors_are_named(folder):
         open_model(folder)
 
 
+def test_more_layers_than_tensors_are_told_as_such(folder):
+    changed_config(folder, num_hidden_layers=4000)
+    with pytest.raises(ModelBroken, match=r"should have 4000 layers; with all their tensors it holds \d+\."):
+        open_model(folder)
+
+
 def test_unknown_tensors_are_named_and_refused(folder, tmp_path):
     changed_tensors(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.sinks": torch.zeros(6)}))
     with pytest.raises(Unsupported, match=r"layers\.0\.self_attn\.sinks"):
