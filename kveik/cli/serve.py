@@ -40,9 +40,10 @@ def serve(settings: Settings) -> None:
     """
     server, model = settings.of(ServerConfig), settings.of(ModelConfig)
     logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    config = with_model(settings.engine)
-    # Asked now, so that a taken port is told before a model is loaded for minutes.
+    # Asked now, so that what cannot be is told before a model is loaded for minutes.
+    secret = _secret(server)
     listen(server.host, server.port).close()
+    config = with_model(settings.engine)
     loaded = open_engine(config, log.info)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
     names = server.served_model_name or (own_name(model.model),)
@@ -51,7 +52,7 @@ def serve(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     try:
-        app = create_app(_state(loaded, loop, server, names))
+        app = create_app(_state(loaded, loop, server, names, secret))
         serve_app(app, server, lambda url: say(f"{names[0]} is served at {url} (API at {url}/v1). Ctrl-C stops."))
     finally:
         loop.stop()
@@ -63,7 +64,7 @@ def own_name(model: str) -> str:
     return model if is_hub_id(model) and not Path(model).exists() else Path(model).name.removesuffix(".gguf")
 
 
-def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: tuple[str, ...]) -> ServerState:
+def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: tuple[str, ...], secret: bytes) -> ServerState:
     def counts() -> Mapping[str, int]:
         scheduler = loaded.engine.scheduler
         return {"running": scheduler.running, "waiting": scheduler.waiting}
@@ -75,7 +76,7 @@ def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: 
         max_model_len=loaded.max_model_len,
         config=server,
         names=names,
-        secret=_secret(server),
+        secret=secret,
         metrics=loaded.metrics.exposition,
         counts=counts,
         fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",

@@ -32,6 +32,8 @@ def tenant_secret(path: Path) -> bytes:
 
     Safe against a second server that starts at the same moment: whoever links first wins, and both read the same file.
 
+    Its errors name the path: they are for whoever starts the server, and no client sees them.
+
     Raises:
         Unreachable: the file can neither be read nor made.
         BadValue: the file holds fewer than 16 bytes.
@@ -41,10 +43,13 @@ def tenant_secret(path: Path) -> bytes:
             _make_secret(path)
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise Unreachable(f"The secret of --tenant-secret-file cannot be read or made: {error.strerror}.") from error
+        raise Unreachable(
+            f"The tenant secret {path} (--tenant-secret-file) cannot be read or made: {error.strerror}."
+        ) from error
     if len(secret) < 16:
         raise BadValue(
-            f"The secret of --tenant-secret-file has {len(secret)} bytes; it needs at least 16.", param="tenant_secret_file"
+            f"The tenant secret {path} (--tenant-secret-file) has {len(secret)} bytes; it needs at least 16.",
+            param="tenant_secret_file",
         )
     if path.stat().st_mode & 0o077:
         log.warning("The tenant secret is readable by others than its owner; chmod 600 keeps it one.")

@@ -160,6 +160,20 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(
     assert "choose another with --port" in capsys.readouterr().err
 
 
+def test_a_secret_that_cannot_be_had_is_told_with_its_path_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("kveik.cli.serve.with_model", lambda *_: pytest.fail("the model was fetched"))
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("short")
+    for path, why in (
+        ("short", "has 5 bytes; it needs at least 16"),
+        ("short/secret", "cannot be read or made: "),
+    ):
+        assert run(["serve", *SMALL, "--api-key", "k", "--tenant-secret-file", path]) == 1
+        assert f"The tenant secret {path} (--tenant-secret-file) {why}" in capsys.readouterr().err
+
+
 def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
     assert own_name("smollm2-135m") == "smollm2-135m"
     assert own_name("org/name") == "org/name"
