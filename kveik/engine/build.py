@@ -15,6 +15,7 @@ from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
 from kveik.engine.engine import Engine
 from kveik.engine.executor import ModelExecutor
+from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.engine.machine import memory_available
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
 from kveik.engine.record import Recorder
@@ -87,9 +88,11 @@ def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = N
     tokenizer, template = open_text(config, file)
     check_vocabulary(tokenizer, file.spec)
     decoder = load_decoder(file, first_plan.dtype)
+    huge = collapse_onto_huge_pages()
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():
         report(line)
+    report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
     return _join(config, file, tokenizer, template, decoder, plan, clock or SystemClock())
 
 

@@ -82,8 +82,13 @@ class LLM:
         """Prompt tokens found in the cache by the request that was submitted last; 0 before the first."""
         return 0 if self._last is None else self._last.text.cached_tokens
 
-    def generate(self, prompts: Items[Items[int]], sampling: SamplingParams) -> list[Completion]:
-        """Answers to all prompts, in their order, choice by choice; the engine batches them as memory allows."""
+    def generate(
+        self, prompts: Items[Items[int]], sampling: SamplingParams, progress: Callable[[int], None] = lambda done: None
+    ) -> list[Completion]:
+        """Answers to all prompts, in their order, choice by choice; the engine batches them as memory allows.
+
+        progress: told after every step how many prompts have been answered in full.
+        """
         waiting = list(reversed(list(enumerate(prompts))))
         pending: dict[RequestText, tuple[int, Answering]] = {}
         texts: dict[tuple[int, int], list[Delta]] = {}
@@ -102,10 +107,12 @@ class LLM:
                     if text.finished:
                         done[number] = text
                         del pending[text]
-        finally:
-            # Nothing is left here but after an exception.
+                progress(len(done))
+        except Exception:
+            # Not after an interrupt: it may have come in the middle of a step, whose books need not be in order.
             for _, answering in pending.values():
                 self.abort(answering)
+            raise
         return [_completion(number, choice, deltas, done[number]) for (number, choice), deltas in sorted(texts.items())]
 
     def abort(self, answering: Answering) -> None:

@@ -46,24 +46,23 @@ def measure(config: EngineConfig, *, repeats: int, report: Callable[[str], None]
     bench = _bench_config(config)
     llm = LLM(bench, report)
     ready = seconds_since_process_start()
-    try:
-        _check_room(llm)
-        prompts = _prompts(llm.loaded.spec.vocab)
-        _seconds(llm, [next(prompts)[:PROMPT_TOKENS]], new=4)
-        figures = {"prefill_512": _prefill(llm, prompts, repeats)}
-        report(f"prefill {PREFILL_TOKENS}: {figures['prefill_512']:.1f} tokens/s")
-        for batch in BATCHES:
-            figures[f"decode_{batch}"] = _decode(llm, prompts, batch, repeats)
-            report(f"decode, batch {batch}: {figures[f'decode_{batch}']:.1f} tokens/s")
-        return Throughput(
-            model=config.model.model,
-            dtype=llm.loaded.dtype_name,
-            kv_cache_dtype=llm.loaded.kv_dtype_name,
-            ready_seconds=round(ready, 2),
-            **{name: round(value, 1) for name, value in figures.items()},
-        )
-    finally:
-        llm.close()
+    _check_room(llm)
+    prompts = _prompts(llm.loaded.spec.vocab)
+    _seconds(llm, [next(prompts)[:PROMPT_TOKENS]], new=4)
+    report(f"measuring a prompt of {PREFILL_TOKENS} tokens, {repeats} times")
+    figures = {"prefill_512": _prefill(llm, prompts, repeats)}
+    for batch in BATCHES:
+        report(f"measuring decode at batch {batch}, {repeats} times")
+        figures[f"decode_{batch}"] = _decode(llm, prompts, batch, repeats)
+    # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose books need not be in order.
+    llm.close()
+    return Throughput(
+        model=config.model.model,
+        dtype=llm.loaded.dtype_name,
+        kv_cache_dtype=llm.loaded.kv_dtype_name,
+        ready_seconds=round(ready, 2),
+        **{name: round(value, 1) for name, value in figures.items()},
+    )
 
 
 def _bench_config(config: EngineConfig) -> EngineConfig:
