@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import secrets
 import signal
 import sys
 import time
@@ -14,9 +15,10 @@ import typer
 
 from kveik.cli.command import single
 from kveik.cli.fetch import with_model
-from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
+from kveik.cli.options import CACHE, MODEL, SAMPLING, SCHEDULE, STREAM, Settings, takes
 from kveik.cli.say import say
-from kveik.cli.setting import Slice
+from kveik.cli.setting import Drawn, Slice
+from kveik.config import StreamConfig
 from kveik.engine.llm import LLM
 from kveik.engine.stream import Delta
 from kveik.errors import Refused
@@ -30,13 +32,16 @@ CHAT_SAMPLING = Slice(
     SamplingParams,
     SAMPLING.heading,
     names=tuple(name for name in SAMPLING.names or () if name not in ("n", "logprobs")),
-    defaults={"max_tokens": 1024},
+    defaults={**SAMPLING.defaults, "max_tokens": 1024},
+)
+CHAT_STREAM = Slice(
+    StreamConfig, STREAM.heading, defaults={"seed": Drawn(lambda: secrets.randbits(31), "another one at every start")}
 )
 Message = dict[str, object]
 HELP = "/clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
-@takes(*ENGINE, CHAT_SAMPLING)
+@takes(MODEL, CACHE, SCHEDULE, CHAT_STREAM, CHAT_SAMPLING)
 def chat(
     settings: Settings,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
@@ -51,13 +56,17 @@ def chat(
     After each answer it says how fast it came and how much of the conversation was found in the cache: from the second turn on
     that is nearly all of it, so long conversations do not become slow.
 
+    Answers are drawn at temperature 0.7 among the likeliest tokens (--top-p 0.95), and differ from start to start unless --seed
+    is given; --temperature 0 takes the likeliest token each time.
+
     In the terminal: /clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer.
     """
     interactive = sys.stdin.isatty()
     llm = LLM(with_model(settings.engine))
     try:
         if interactive:
-            say(f"{settings.engine.model.model}, {llm.loaded.max_model_len} tokens of context. {HELP}")
+            seed = settings.of(StreamConfig).seed
+            say(f"{settings.engine.model.model}, {llm.loaded.max_model_len} tokens of context, --seed {seed}. {HELP}")
         converse(Conversation(llm, settings.of(SamplingParams), system), interactive=interactive)
     finally:
         llm.close()

@@ -13,9 +13,9 @@ _WHERE = (
     (MODEL, "`serve`, `chat`, `generate`, `plan`, `bench`"),
     (CACHE, "`serve`, `chat`, `generate`, `plan`, `bench`"),
     (SCHEDULE, "`serve`, `chat`, `generate`, `plan`, `bench`"),
-    (STREAM, "`serve`, `chat`, `generate`, `plan`, `bench`"),
+    (STREAM, "`serve`, `chat` (which draws its seed at every start unless one is given), `generate`, `plan`, `bench`"),
     (SERVER, "`serve`"),
-    (SAMPLING, "`chat`, `generate`; for a server these are fields of the request"),
+    (SAMPLING, "`chat`, `generate`; for a server these are fields of the request, whose defaults are in [API](API.md)"),
 )
 
 _HEAD = """# Configuration

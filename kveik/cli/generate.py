@@ -43,6 +43,9 @@ def generate(
 
     Each answer is one JSON line: the prompt's number, the choice, the text, why it ended, and how many tokens went in, came out
     and were found in the cache. All prompts are in the engine together; a common beginning is computed once.
+
+    Answers are drawn at temperature 0.7 among the likeliest tokens (--top-p 0.95), the same at every start; --seed gives
+    others, and --temperature 0 takes the likeliest token each time.
     """
     prompts = _prompts(prompt or [], prompts_file)
     llm = LLM(with_model(settings.engine), say)

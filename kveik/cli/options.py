@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from kveik.cli.config_file import read_config_file
-from kveik.cli.setting import Setting, Slice, settings_of
+from kveik.cli.setting import Drawn, Setting, Slice, settings_of
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig, ServerConfig, StreamConfig
 from kveik.errors import BadValue
 from kveik.request.request import SamplingParams
@@ -36,7 +36,9 @@ SAMPLING = Slice(
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
         *("frequency_penalty", "n", "stop", "min_tokens", "ignore_eos", "logprobs"),
     ),
-    defaults={"max_tokens": 256},
+    # Small models drawn from the whole of their distribution write nonsense, so that is not what one sees first. A server
+    # leaves both to its requests, whose defaults are OpenAI's.
+    defaults={"max_tokens": 256, "temperature": 0.7, "top_p": 0.95},
 )
 
 EVERY_SLICE = (MODEL, CACHE, SCHEDULE, STREAM, SERVER, SAMPLING)
@@ -55,8 +57,9 @@ class Settings:
 
     @staticmethod
     def _build(slice_: Slice, given: Mapping[str, object]) -> object:
-        values = {setting.name: given.get(setting.name, setting.default) for setting in settings_of(slice_)}
-        return slice_.type(**values)
+        settings = settings_of(slice_)
+        defaults = {one.name: one.default.draw() if isinstance(one.default, Drawn) else one.default for one in settings}
+        return slice_.type(**{name: given.get(name, default) for name, default in defaults.items()})
 
     def of(self, type_: type[T]) -> T:
         """One slice, by its dataclass."""

@@ -9,9 +9,18 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A default that is another one at every start."""
+
+    draw: Callable[[], object]
+    text: str
+    """What help says in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +33,7 @@ class Slice:
     """Fields to offer; None: all that are not hidden."""
 
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Defaults for fields that have none of their own, or another one here."""
+    """Defaults for fields that have none of their own, or another one here; `Drawn` for one that changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,8 @@ class Setting:
             return None
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
+        if isinstance(self.default, Drawn):
+            return self.default.text
         return str(self.default)
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import typer
 
+from kveik.cli.chat import CHAT_STREAM
 from kveik.cli.command import single
 from kveik.cli.options import ENGINE, SAMPLING, SERVER, Settings, takes
-from kveik.config import EngineConfig, ServerConfig
+from kveik.cli.setting import Drawn, Slice, settings_of
+from kveik.config import EngineConfig, ServerConfig, StreamConfig
 from kveik.request.request import SamplingParams
 
 
@@ -38,7 +41,20 @@ def test_nothing_typed_gives_the_defaults_of_the_dataclasses() -> None:
     settings = settings_from()
     assert settings.engine == EngineConfig()
     assert settings.of(ServerConfig) == ServerConfig()
-    assert settings.of(SamplingParams) == SamplingParams(max_tokens=256)
+    assert settings.of(SamplingParams) == SamplingParams(max_tokens=256, temperature=0.7, top_p=0.95)
+
+
+def test_a_default_that_is_drawn_differs_from_start_to_start_and_a_given_value_does_not() -> None:
+    numbers = itertools.count(5)
+    drawn = Slice(StreamConfig, "Streams", defaults={"seed": Drawn(lambda: next(numbers), "counted")})
+    assert [Settings((drawn,), {}).of(StreamConfig).seed for _ in range(2)] == [5, 6]
+    assert Settings((drawn,), {"seed": 3}).of(StreamConfig).seed == 3
+    assert {setting.name: setting.default_text for setting in settings_of(drawn)}["seed"] == "counted"
+
+
+def test_two_chats_are_not_alike_unless_a_seed_is_given() -> None:
+    seeds = {Settings((CHAT_STREAM,), {}).of(StreamConfig).seed for _ in range(8)}
+    assert len(seeds) > 1
 
 
 def test_what_is_typed_reaches_its_slice() -> None:
