@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("kveik.cli.generate", "Complete prompts, many at once, without a server."),
     "models": ("kveik.cli.models", "List the models that can be had by name."),
     "pull": ("kveik.cli.pull", "Fetch a model and check it."),
-    "plan": ("kveik.cli.plan", "Tell what fits: blocks, tokens, requests at once, and what to change."),
+    "plan": ("kveik.cli.plan", "Tell what fits: blocks, tokens, requests at once."),
     "bench": ("kveik.cli.bench", "Measure this machine with a model."),
 }
 """Name -> the module that holds it, and its summary, which is also the first line of its help."""

@@ -13,7 +13,7 @@ from kveik.model.weights import open_model
 
 @takes(*ENGINE)
 def plan(settings: Settings) -> None:
-    """Tell what fits: blocks, tokens, requests at once, and what to change.
+    """Tell what fits: blocks, tokens, requests at once.
 
     \b
     kveik plan qwen2.5-coder-1.5b
@@ -21,6 +21,9 @@ def plan(settings: Settings) -> None:
 
     It reads the model's header and the machine's memory, loads nothing, and prints what `kveik serve` would do with the same
     options. Where they do not fit, it says by how much and what would, and ends with exit code 1.
+
+    A model that is not here yet is fetched first, as the other commands do; `kveik models` tells which are here, and how large
+    the others are.
     """
     file = open_model(fetch_model(settings.engine.model.model))
     for line in plan_model(settings.engine, file.spec).lines():

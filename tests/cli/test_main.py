@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,3 +89,36 @@ def test_a_reader_that_goes_away_leaves_no_traceback() -> None:
 def test_waiting_threads_spin_briefly_unless_the_environment_says_otherwise(given: dict[str, str], spins: str | None) -> None:
     bound_spinning(given)
     assert given.get("GOMP_SPINCOUNT") == spins
+
+
+class InterruptedLLM:
+    """Stopped in the middle of a step, which leaves books that do not add up."""
+
+    def __init__(self, *_: object) -> None:
+        self.loaded = SimpleNamespace(max_model_len=4096, spec=SimpleNamespace(vocab=50_000))
+
+    def generate(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        raise AssertionError("the books are not in order")
+
+
+def test_an_interrupted_measurement_is_code_130_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kveik.cli.bench.with_model", lambda config: config)
+    monkeypatch.setattr("kveik.engine.throughput.LLM", InterruptedLLM)
+    assert run(["bench", "throughput", "--repeats", "1"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_no_summary_of_a_command_is_cut_off(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, (_, summary) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", shown, re.MULTILINE), shown
