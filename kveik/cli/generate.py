@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -42,7 +42,8 @@ def generate(
     kveik generate --prompts-file questions.txt --chat --output answers.jsonl
 
     Each answer is one JSON line: the prompt's number, the choice, the text, why it ended, and how many tokens went in, came out
-    and were found in the cache. All prompts are in the engine together; a common beginning is computed once.
+    and were found in the cache. All prompts are in the engine together; a common beginning is computed once. What takes longer
+    than 2 seconds says on stderr how far it is.
 
     Answers are drawn at temperature 0.7 among the likeliest tokens (--top-p 0.95), the same at every start; --seed gives
     others, and --temperature 0 takes the likeliest token each time.
@@ -51,12 +52,37 @@ def generate(
     llm = LLM(with_model(settings.engine), say)
     tokens = [_tokens(llm, number, text, chat) for number, text in enumerate(prompts)]
     start = time.perf_counter()
-    completions = llm.generate(tokens, settings.of(SamplingParams))
+    completions = llm.generate(tokens, settings.of(SamplingParams), Pace(len(tokens), time.perf_counter).show)
     seconds = time.perf_counter() - start
     # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose books need not be in order.
     llm.close()
     _write(completions, output)
     say(_summary(completions, seconds))
+
+
+class Pace:
+    """Says on stderr how many prompts are answered: after 2 seconds, and then in steps that double, up to a minute."""
+
+    def __init__(self, total: int, now: Callable[[], float]) -> None:
+        """now: the time in seconds."""
+        self._total = total
+        self._now = now
+        self._start = now()
+        self._wait = FIRST_WORD_SECONDS
+        self._next = self._start + self._wait
+
+    def show(self, done: int) -> None:
+        """Take in one report."""
+        now = self._now()
+        if now < self._next or done == self._total:
+            return
+        self._wait = min(2 * self._wait, LONGEST_SILENCE_SECONDS)
+        self._next = now + self._wait
+        say(f"{done} of {self._total} prompts are answered after {now - self._start:.0f} s")
+
+
+FIRST_WORD_SECONDS = 2.0
+LONGEST_SILENCE_SECONDS = 60.0
 
 
 def _prompts(typed: list[str], path: Path | None) -> list[str]:
