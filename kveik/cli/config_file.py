@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from kveik.cli.setting import Setting
+from kveik.cli.setting import Setting, parse_size
 from kveik.errors import BadValue, Unreachable
 
 
@@ -55,6 +55,11 @@ def _checked_one(setting: Setting, value: object, source: str) -> object:
         raise BadValue(f"{source} {value!r}; it must be one of {', '.join(get_args(kind))}.", param=setting.name)
     if kind is float and type(value) is int:
         return float(value)
+    if setting.in_bytes and isinstance(value, str):
+        try:
+            return parse_size(value)
+        except BadValue as error:
+            raise BadValue(f"{source} a size that is none: {error.message}", param=setting.name) from error
     if type(value) is not kind:
         raise BadValue(f"{source} {value!r}; it must be: {setting.kind_text}.", param=setting.name)
     return value

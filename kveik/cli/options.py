@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from kveik.cli.config_file import read_config_file
-from kveik.cli.setting import Drawn, Setting, Slice, settings_of
+from kveik.cli.setting import Drawn, Setting, Slice, parse_size, settings_of
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig, ServerConfig, StreamConfig
 from kveik.errors import BadValue
 from kveik.request.request import SamplingParams
@@ -126,7 +126,24 @@ def _option(setting: Setting) -> Any:
     help_ = setting.help if setting.default_text is None else f"{setting.help} [default: {setting.default_text}]"
     if setting.slice is MODEL and setting.name == "model":
         return typer.Argument(help=help_, show_default=False, metavar="MODEL")
+    if setting.in_bytes:
+        help_ = f"{help_} Units: 500MB (1000s), 1GiB or 1G (1024s)."
+        return typer.Option(
+            setting.flags,
+            help=help_,
+            show_default=False,
+            rich_help_panel=setting.slice.heading,
+            parser=_typed_size,
+            metavar="BYTES",
+        )
     return typer.Option(setting.flags, help=help_, show_default=False, rich_help_panel=setting.slice.heading)
+
+
+def _typed_size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except BadValue as error:
+        raise typer.BadParameter(error.message) from error
 
 
 _CONFIG = inspect.Parameter(

@@ -7,11 +7,15 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from kveik.errors import BadValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,11 @@ class Setting:
     help: str
 
     @property
+    def in_bytes(self) -> bool:
+        """Whether it is a number of bytes, which may be given with a unit."""
+        return self.name.endswith("_bytes")
+
+    @property
     def flag(self) -> str:
         """`--max-model-len` for `max_model_len`."""
         return "--" + self.name.replace("_", "-")
@@ -77,6 +86,8 @@ class Setting:
         """What a value looks like, for tables."""
         if get_origin(self.kind) is Literal:
             return " | ".join(get_args(self.kind))
+        if self.in_bytes:
+            return "bytes, as 500000000, 500MB or 1GiB"
         name = {int: "integer", float: "number", str: "text", bool: "switch"}[self.kind]
         return f"{name}, repeatable" if self.many else name
 
@@ -94,6 +105,24 @@ def _setting(slice_: Slice, source: dataclasses.Field[Any], hint: Any, doc: str)
     default = slice_.defaults.get(source.name, source.default)
     assert default is not dataclasses.MISSING, f"{slice_.type.__name__}.{source.name} needs a default to be a setting"
     return Setting(source.name, slice_, get_args(kind)[0] if many else kind, many, default, doc)
+
+
+_SIZE = re.compile(r"(-?\d+)|(\d+(?:\.\d+)?) ?([KMGT])(i?B)?|(\d+) ?B", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """Bytes for `1048576`, `500MB`, `1.5GiB` or `2G`. KB is 1000 bytes; KiB and K alone are 1024.
+
+    Raises BadValue for anything else.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise BadValue(f"'{text[:50]}' is no number of bytes; write it as 500000000, 500MB (1000s), 1GiB or 1G (1024s).")
+    plain, number, prefix, unit, bare = match.groups()
+    if prefix is None:
+        return int(plain or bare)
+    base = 1000 if unit is not None and unit.lower() == "b" else 1024
+    return int(Fraction(number) * base ** ("kmgt".index(prefix.lower()) + 1))
 
 
 def _without_none(hint: Any) -> Any:

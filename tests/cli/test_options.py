@@ -114,6 +114,34 @@ def test_a_bad_file_is_a_usage_error(tmp_path: Path) -> None:
     assert "Did you mean block-size?" in refusal_of("--config", str(file))
 
 
+@pytest.mark.parametrize(
+    ("typed", "count"),
+    [
+        *(("60000000", 60_000_000), ("500MB", 500_000_000), ("500 mb", 500_000_000), ("1GiB", 1 << 30), ("2G", 2 << 30)),
+        *(("1.5g", 3 << 29), ("64K", 64 << 10), ("1KB", 1000), ("1TiB", 1 << 40), ("4096B", 4096)),
+    ],
+)
+def test_bytes_may_have_a_unit_on_the_line_and_in_the_file(typed: str, count: int, tmp_path: Path) -> None:
+    assert settings_from("--kv-cache-memory-bytes", typed).engine.cache.kv_cache_memory_bytes == count
+    file = tmp_path / "kveik.toml"
+    file.write_text(f'kv-cache-memory-bytes = "{typed}"\nmax-body-bytes = "1MiB"\n')
+    settings = settings_from("--config", str(file))
+    assert settings.engine.cache.kv_cache_memory_bytes == count
+    assert settings.of(ServerConfig).max_body_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("typed", ["", "G", "1XB", "1.5", "1 000", "0x10", "-1GiB", "1e9", "1GiBit", "٣G"])
+def test_bytes_that_are_none_are_a_usage_error_that_shows_how(typed: str, tmp_path: Path) -> None:
+    assert "is no number of bytes; write it as" in refusal_of("--max-body-bytes", typed)
+    file = tmp_path / "kveik.toml"
+    file.write_text(f'max-body-bytes = "{typed}"\n', encoding="utf-8")
+    assert "sets max-body-bytes to a size that is none" in refusal_of("--config", str(file))
+
+
+def test_a_negative_number_of_bytes_is_out_of_range() -> None:
+    assert "--kv-cache-memory-bytes is -5; it must be at least 1." in refusal_of("--kv-cache-memory-bytes", "-5")
+
+
 def test_help_names_every_flag_in_full_under_its_heading() -> None:
     @takes(*ENGINE, SERVER)
     def command(settings: Settings) -> None:
