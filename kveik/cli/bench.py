@@ -43,8 +43,8 @@ def throughput(
     kveik bench throughput qwen2.5-coder-0.5b --json --repeats 5
 
     Prompts of the decode runs have 32 tokens and get 64 new ones, greedily; prefix caching is off. What is being measured is
-    told on stderr, the figures come on stdout. With smollm2-135m on 2 cores it takes about a minute, with larger models longer
-    in proportion; --repeats 1 takes a third of that.
+    told on stderr, the figures come on stdout. With smollm2-135m on 2 cores it takes less than a minute, with larger models
+    longer in proportion; --repeats 1 takes a third of that.
     """
     figures = measure(with_model(settings.engine), repeats=repeats, report=say)
     if as_json:

@@ -49,10 +49,10 @@ def measure(config: EngineConfig, *, repeats: int, report: Callable[[str], None]
     _check_room(llm)
     prompts = _prompts(llm.loaded.spec.vocab)
     _seconds(llm, [next(prompts)[:PROMPT_TOKENS]], new=4)
-    report(f"measuring a prompt of {PREFILL_TOKENS} tokens, {repeats} times")
+    report(f"measuring a prompt of {PREFILL_TOKENS} tokens (--repeats {repeats})")
     figures = {"prefill_512": _prefill(llm, prompts, repeats)}
     for batch in BATCHES:
-        report(f"measuring decode at batch {batch}, {repeats} times")
+        report(f"measuring decode at batch {batch} (--repeats {repeats})")
         figures[f"decode_{batch}"] = _decode(llm, prompts, batch, repeats)
     # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose books need not be in order.
     llm.close()
