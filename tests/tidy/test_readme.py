@@ -145,7 +145,8 @@ def test_the_commands_of_the_readme_run(command: str, catalogue_file: Callable[[
 @pytest.mark.parametrize("command", of_kind("serve"))
 def test_the_servers_of_the_readme_start(command: str, catalogue_file: Callable[[str], Path], tmp_path: Path) -> None:
     catalogue_file(DEFAULT_MODEL)
-    (tmp_path / "kveik.toml").write_text("max-model-len = 512\n", encoding="utf-8")
+    (toml,) = (text for kind, text in BLOCKS if kind == "toml")
+    (tmp_path / "kveik.toml").write_text(toml, encoding="utf-8")
     with serving(small(command), tmp_path) as url:
         assert url
 
