@@ -15,7 +15,10 @@ _WHERE = (
     (SCHEDULE, "`serve`, `chat`, `generate`, `plan`, `bench`"),
     (STREAM, "`serve`, `chat` (which draws its seed at every start unless one is given), `generate`, `plan`, `bench`"),
     (SERVER, "`serve`"),
-    (SAMPLING, "`chat`, `generate`; for a server these are fields of the request, with OpenAI's defaults (temperature and top-p 1)"),
+    (
+        SAMPLING,
+        "`chat`, `generate`; for a server these are fields of the request, with OpenAI's defaults (temperature and top-p 1)",
+    ),
 )
 
 _HEAD = """# Configuration
