@@ -22,6 +22,7 @@ MEANINGS = {
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "The queue is full; Retry-After says when to come back.",
+    431: "The request line and headers are too large.",
     500: "The server failed.",
     503: "The server is stopping; Retry-After says when to come back.",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -11,6 +12,13 @@ from kveik.server.envelope import json_bytes, shape
 from kveik.server.sse import DROP
 
 log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers of one request together."""
+
+_HEAD_TOO_LARGE = f"The request line and headers are larger than {MAX_HEAD_BYTES} bytes."
+_NO_HTTP = "The bytes received are not a valid HTTP request."
+_NO_HOST = "An HTTP/1.1 request must have exactly one Host header."
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -24,6 +32,11 @@ class HttpProtocol(HttpToolsProtocol):
     """How long a client may take over a request's head, or leave the rest of a whole answer untouched."""
 
     _head_due: asyncio.TimerHandle | None = None
+    _held_bytes = 0
+    """Received since the parser last gave anything on: of a head, or of what may follow a chunked body."""
+
+    _fault = _NO_HTTP
+    """What a 400 says."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """Wait for the first request, but not for ever."""
@@ -35,6 +48,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_arrived()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Hand the bytes to the parser in pieces, so that it never holds more of a head than is allowed."""
+        while data and not self.transport.is_closing():
+            room = MAX_HEAD_BYTES - self._held_bytes
+            if room <= 0:
+                self._refuse(431, _HEAD_TOO_LARGE)
+                return
+            piece, data = data[:room], data[room:]
+            self._held_bytes += len(piece)
+            super().data_received(piece)
+
     def on_message_begin(self) -> None:
         """Give the application a way to close the connection at once."""
         super().on_message_begin()
@@ -43,8 +67,23 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The application takes over, with timeouts of its own."""
+        self._held_bytes = 0
         self._head_arrived()
+        if self.parser.get_http_version() == "1.1" and [name for name, _ in self.headers].count(b"host") != 1:
+            self._fault = _NO_HOST
+            # The parser stops at an exception, and uvicorn answers 400 then.
+            raise ValueError(_NO_HOST)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """What has been given on is the application's to count."""
+        self._held_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The next byte begins a head."""
+        self._held_bytes = 0
+        super().on_message_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection; where an answer is still unread, as soon as its reader gets no further."""
@@ -53,9 +92,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP in the shape of every other error."""
-        body = json_bytes(shape("The bytes received are not a valid HTTP request.", 400))
+        self._refuse(400, self._fault)
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = json_bytes(shape(message, status))
         head = (
-            "HTTP/1.1 400 Bad Request\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
             "content-type: application/json\r\n"
             f"content-length: {len(body)}\r\n"
             "connection: close\r\n\r\n"

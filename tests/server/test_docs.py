@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kveik.request import request
-from kveik.server import limits
+from kveik.server import limits, wire
 from kveik.server.app import create_app
 from kveik.server.auth import OPEN_PATHS
 from kveik.server.envelope import shape
@@ -42,6 +42,7 @@ def test_every_status_has_its_type(status: int) -> None:
 @pytest.mark.parametrize(
     ("row", "cap"),
     [
+        ("bytes of a request line and its headers", wire.MAX_HEAD_BYTES),
         ("prompts", limits.MAX_PROMPTS),
         ("`n`", request.MAX_CHOICES),
         ("choices: prompts times `n`", limits.MAX_CHOICES_PER_CALL),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kveik.server import serve
+from kveik.server import serve, wire
 from tests.server.fakes import Running, running
 
 
@@ -44,6 +46,68 @@ def test_a_second_head_that_does_not_arrive_ends_the_connection_too() -> None:
         assert _closed(raw)
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: ", b"a" * 1000],
+        [b"GET /health HTTP/1.1\r\nhost: x\r\n", b"x-many: " + b"a" * 990 + b"\r\n"],
+        [b"GET /", b"a" * 1000],
+    ],
+)
+def test_a_head_is_refused_once_it_is_too_large(parts: list[bytes]) -> None:
+    with running() as server, connect(server) as raw:
+        raw.sendall(parts[0])
+        # A little more than allowed, so that nothing lies unread when the server closes.
+        for _ in range(wire.MAX_HEAD_BYTES // 1000 + 1):
+            raw.sendall(parts[1])
+        received = _until_closed(raw)
+    assert received.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_what_follows_a_chunked_body_is_bounded_too() -> None:
+    with running() as server, connect(server) as raw:
+        with contextlib.suppress(ConnectionError):
+            raw.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-trailer: ")
+            raw.sendall(b"a" * (8 << 20))
+        assert server.until(lambda: not server.server.connections)
+
+
+def test_the_parser_never_sees_more_of_a_head_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = 0
+    feed = HttpToolsProtocol.data_received
+
+    def counting(self: HttpToolsProtocol, data: bytes) -> None:
+        nonlocal seen
+        seen += len(data)
+        feed(self, data)
+
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", counting)
+    with running() as server, connect(server) as raw:
+        with contextlib.suppress(ConnectionError):
+            raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * (8 << 20))
+        assert server.until(lambda: not server.server.connections)
+    assert seen <= wire.MAX_HEAD_BYTES
+
+
+def test_large_bodies_and_heads_within_the_limit_are_read_on_one_connection() -> None:
+    with running() as server, httpx.Client(base_url=server.url, timeout=20) as client:
+        for _ in range(5):
+            parts = (b'{"prompt": "', *(b"a" * 300 for _ in range(1000)), b'"}')
+            headers = {"x-long": "a" * 60_000, "content-type": "application/json"}
+            answer = client.post("/tokenize", content=iter(parts), headers=headers)
+            assert answer.json()["count"] == 300_001
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: x\r\nhost: y\r\n"])
+def test_a_request_without_exactly_one_host_is_400(hosts: bytes) -> None:
+    with running() as server, connect(server) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\n" + hosts + b"\r\n")
+        received = _until_closed(raw)
+        assert received.startswith(b"HTTP/1.1 400 ")
+        assert "Host" in json.loads(received.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
 def test_a_whole_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "KEEP_ALIVE_SECONDS", 1)
     with running(stall_seconds=0.2, max_model_len=4096) as server, connect(server) as raw:
@@ -70,6 +134,14 @@ def test_an_answer_that_is_read_slowly_but_steadily_arrives_whole() -> None:
         assert last.endswith(b"data: [DONE]\n\n")
         assert received > 1_000_000
         assert server.door.aborted == []
+
+
+def _until_closed(raw: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while part := raw.recv(65536):
+            received += part
+    return received
 
 
 def _closed(raw: socket.socket) -> bool:
