@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kveik.engine.stream import Delta, Stream
 from kveik.request.sequence import FinishReason
-from kveik.server.logprobs import Scored, chat_logprobs, completion_logprobs, prompt_logprobs
+from kveik.server.logprobs import Placement, Scored, chat_logprobs, completion_logprobs, prompt_logprobs
 from kveik.server.translate import Call
 from kveik.text.tokenizer import Tokenizer
 
@@ -22,6 +22,9 @@ class ChoiceParts:
 
     text: str = ""
     scored: list[Scored] = field(default_factory=list)
+    echoed: int = 0
+    """How many of `scored`, at its beginning, are the prompt's."""
+
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -34,6 +37,7 @@ class ChoiceParts:
         """All that one choice gave, in the order in which it came."""
         whole = cls(index, text="".join(parts.text for parts in news))
         whole.scored = [entry for parts in news for entry in parts.scored]
+        whole.echoed = sum(parts.echoed for parts in news)
         if news:
             whole.finish_reason, whole.stop_reason = news[-1].finish_reason, news[-1].stop_reason
         return whole
@@ -64,6 +68,7 @@ def parts_of(delta: Delta, call: Call, prompt: int, stream: Stream, *, first: bo
         if call.logprobs is not None:
             # The engine may hold no entries yet where it failed early; then there is nothing to pair the tokens with.
             parts.scored = list(zip(call.requests[prompt].prompt, stream.prompt_logprobs or (), strict=False))
+            parts.echoed = len(parts.scored)
     if not call.echo_only:
         parts.text += delta.text
         if call.logprobs is not None:
@@ -114,11 +119,11 @@ class _Frame:
 
 
 class CompletionShape(_Frame):
-    """POST /v1/completions. Remembers, per choice, where in the text the next token begins."""
+    """POST /v1/completions. Remembers, per choice, where in the text its tokens begin."""
 
     def __init__(self, call: Call, tokenizer: Tokenizer, *, created: int, fingerprint: str) -> None:
         super().__init__(call, tokenizer, created=created, fingerprint=fingerprint)
-        self._offsets: dict[int, int] = {}
+        self._placements: dict[int, Placement] = {}
 
     def whole(self, choices: Sequence[ChoiceParts], streams: Sequence[Stream]) -> dict[str, object]:
         written = [self._choice(parts) for parts in choices]
@@ -128,7 +133,11 @@ class CompletionShape(_Frame):
         return self._frame("text_completion", written) | {"usage": usage(self._call, streams)}
 
     def chunks(self, parts: ChoiceParts) -> list[dict[str, object]]:
-        return [] if parts.empty else [self._chunk("text_completion", [self._choice(parts)])]
+        if parts.empty:
+            return []
+        choice = self._choice(parts)
+        shown = parts.text or parts.finish_reason or choice["logprobs"]
+        return [self._chunk("text_completion", [choice])] if shown else []
 
     def usage_chunk(self, streams: Sequence[Stream]) -> dict[str, object]:
         return self._frame("text_completion", []) | {"usage": usage(self._call, streams)}
@@ -137,15 +146,23 @@ class CompletionShape(_Frame):
         logprobs = self._logprobs(parts) if self._call.logprobs is not None else None
         return {"index": parts.index, "text": parts.text, "logprobs": logprobs, **self._ending(parts)}
 
-    def _logprobs(self, parts: ChoiceParts) -> dict[str, object]:
-        written, self._offsets[parts.index] = completion_logprobs(
-            parts.scored,
-            self._tokenizer,
-            top=self._call.logprobs or 0,
-            offset=self._offsets.get(parts.index, 0),
-            skip_special=self._call.requests[0].sampling.skip_special_tokens,
-        )
-        return written
+    def _logprobs(self, parts: ChoiceParts) -> dict[str, object] | None:
+        """None where a part of a stream has no token to show yet."""
+        last = parts.finish_reason is not None
+        placed = self._placement(parts.index).take(parts.scored, echoed=parts.echoed, text=parts.text, last=last)
+        return completion_logprobs(placed, self._tokenizer, top=self._call.logprobs or 0) if placed or last else None
+
+    def _placement(self, index: int) -> Placement:
+        if index not in self._placements:
+            prompt = index // self._call.n
+            request = self._call.requests[prompt]
+            self._placements[index] = Placement(
+                self._tokenizer,
+                request.prompt,
+                skip_special=request.sampling.skip_special_tokens,
+                echo=None if self._call.echo is None else self._call.echo[prompt],
+            )
+        return self._placements[index]
 
 
 class ChatShape(_Frame):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from kveik.request.request import TokenLogprob
 from kveik.server.limits import LOGPROB_FLOOR
+from kveik.text.detokenize import Detokenizer
 from kveik.text.tokenizer import Tokenizer
 
 Scored = tuple[int, TokenLogprob | None]
 """A token, and its log-probability; None for a prompt's first token, which nothing predicts."""
+
+_MAX_ADDED = 2
+"""Special tokens that tokenizers put in front of a text or behind it, at most."""
 
 
 def _finite(logprob: float) -> float:
@@ -17,23 +22,73 @@ def _finite(logprob: float) -> float:
     return logprob if logprob >= LOGPROB_FLOOR else LOGPROB_FLOOR
 
 
-def completion_logprobs(
-    scored: Sequence[Scored], tokenizer: Tokenizer, *, top: int, offset: int, skip_special: bool
-) -> tuple[dict[str, object], int]:
-    """OpenAI's legacy form, and the offset in the text at which the next token begins.
+class Placement:
+    """Where each token's text begins in the text of one choice, as it is returned: offset to next offset is what it added.
+
+    Tokens inside a character share that character's offset, and the last of them adds it. A token that the text leaves out
+    adds nothing. In a stream, tokens wait for the text before them to be sent; a stop string may still take it away.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special: bool, echo: str | None) -> None:
+        """`echo`: the prompt's text, where the answer repeats it."""
+        self._echo = _echo_offsets(prompt, echo, tokenizer, skip_special) if echo is not None else []
+        self._detokenizer = Detokenizer(tokenizer, prompt=prompt, skip_special=skip_special)
+        self._next = len(echo or "")
+        self._sent = 0
+        self._held: list[tuple[Scored, int]] = []
+
+    def take(self, scored: Sequence[Scored], *, echoed: int, text: str, last: bool) -> list[tuple[Scored, int]]:
+        """New tokens, the first `echoed` of them the prompt's, and new text; returns which tokens to show now, and where."""
+        self._sent += len(text)
+        self._held += zip(scored[:echoed], self._echo, strict=False)
+        for entry in scored[echoed:]:
+            self._held.append((entry, self._next))
+            self._next += len(self._detokenizer.push([entry[0]]).text)
+        if last:
+            ready = [(entry, min(offset, self._sent)) for entry, offset in self._held]
+        else:
+            ready = [(entry, offset) for entry, offset in self._held if offset <= self._sent]
+        # Offsets never fall, so what is ready is a beginning.
+        del self._held[: len(ready)]
+        return ready
+
+
+def _echo_offsets(prompt: Sequence[int], text: str, tokenizer: Tokenizer, skip_special: bool) -> list[int]:
+    """Offsets of a prompt's tokens in its text. A text is shown as it came: special tokens that it spells are in it, the start
+    token that was put in front is not. Where a normalizer changed it, offsets are those of the changed text, up to its end."""
+    shown = _pieces(prompt, tokenizer, skip_special)
+    if "".join(shown) != text:
+        edges = [(first, len(prompt) - last) for last in range(_MAX_ADDED + 1) for first in range(_MAX_ADDED + 1)]
+        for first, end in edges:
+            inner = _pieces(prompt[first:end], tokenizer, False)
+            if "".join(inner) == text:
+                shown = [""] * min(first, len(prompt)) + inner
+                break
+    offsets = [0, *itertools.accumulate(map(len, shown))]
+    offsets += [len(text)] * (len(prompt) + 1 - len(offsets))
+    return [min(offset, len(text)) for offset in offsets[: len(prompt)]]
+
+
+def _pieces(tokens: Sequence[int], tokenizer: Tokenizer, skip_special: bool) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    return [detokenizer.push([token]).text for token in tokens]
+
+
+def completion_logprobs(placed: Sequence[tuple[Scored, int]], tokenizer: Tokenizer, *, top: int) -> dict[str, object]:
+    """OpenAI's legacy form, of tokens with their offsets.
 
     `top_logprobs` holds the `top` likeliest tokens of every place and the chosen one, also where it is not among them.
     """
-    tokens, logprobs, tops, offsets = [], [], [], []
-    for token, entry in scored:
-        text = tokenizer.token_text(token)
-        tokens.append(text)
-        logprobs.append(None if entry is None else _finite(entry.logprob))
-        tops.append(None if entry is None else _top_by_text(entry, text, tokenizer, top))
-        offsets.append(offset)
-        # A special token that the text leaves out takes no room in it.
-        offset += 0 if skip_special and token in tokenizer.special_ids else len(text)
-    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops if top else None, "text_offset": offsets}, offset
+    tokens = [tokenizer.token_text(token) for (token, _), _ in placed]
+    entries = [entry for (_, entry), _ in placed]
+    pairs = zip(entries, tokens, strict=True)
+    tops = [None if entry is None else _top_by_text(entry, text, tokenizer, top) for entry, text in pairs]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+        "top_logprobs": tops if top else None,
+        "text_offset": [offset for _, offset in placed],
+    }
 
 
 def _top_by_text(entry: TokenLogprob, text: str, tokenizer: Tokenizer, top: int) -> dict[str, float]:
