@@ -58,10 +58,17 @@ class PromptTooLong(Refused):
     code = "context_length_exceeded"
 
     def __init__(
-        self, *, tokens: int, allowed: int, wanted: int | None = None, param: str = "prompt", at_least: bool = False
+        self,
+        *,
+        tokens: int,
+        allowed: int,
+        wanted: int | None = None,
+        param: str = "prompt",
+        at_least: bool = False,
+        wanted_as: str = "max_tokens",
     ) -> None:
-        """`at_least`: the prompt was given up before its last token was counted."""
-        asked = f"{'at least ' * at_least}{tokens} prompt tokens" + ("" if wanted is None else f" and max_tokens {wanted}")
+        """`at_least`: the prompt was given up before its last token was counted. `wanted_as`: the field that holds `wanted`."""
+        asked = f"{'at least ' * at_least}{tokens} prompt tokens" + ("" if wanted is None else f" and {wanted_as} {wanted}")
         super().__init__(f"This server's context holds {allowed} tokens (--max-model-len); the request has {asked}.")
         self.param = param
 
@@ -95,8 +102,8 @@ class ModelNotFound(Refused):
     status = 404
     code = "model_not_found"
 
-    def __init__(self, name: str, served: tuple[str, ...]) -> None:
-        super().__init__(f"The model '{name[:100]}' is not served here; this server has: {', '.join(served)}.")
+    def __init__(self, served: tuple[str, ...]) -> None:
+        super().__init__(f"The model asked for is not served here; this server has: {', '.join(served)}.")
         self.param = "model"
 
 

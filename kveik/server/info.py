@@ -49,7 +49,7 @@ async def model(request: Request, name: str) -> Response:
     """One of them."""
     state = _state(request)
     if name not in state.names:
-        raise ModelNotFound(name, state.names)
+        raise ModelNotFound(state.names)
     return json_response(_card(name, state))
 
 

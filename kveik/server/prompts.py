@@ -133,17 +133,19 @@ def check_prompt(tokens: list[Any], model: Model, param: str) -> None:
         raise PromptTooLong(tokens=len(tokens), allowed=model.max_model_len, param=param)
 
 
-def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Model, param: str) -> int:
+def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Model, params: tuple[str, str]) -> int:
     """How many new tokens may follow a prompt of `tokens`. `default` counts where the caller wants no certain number.
 
-    Raises:
-        PromptTooLong: the context cannot hold both.
+    `params`: the fields that hold the prompt and the number wanted. Raises:
+        PromptTooLong: the context cannot hold both; at fault is the number where the prompt leaves room for a token.
     """
+    prompt, number = params
     room = model.max_model_len - tokens
     if wanted is None and room > 0:
         return room if default is None else min(default, room)
     if wanted is None or wanted > room:
-        raise PromptTooLong(tokens=tokens, allowed=model.max_model_len, wanted=wanted or 1, param=param)
+        at_fault = number if room > 0 else prompt
+        raise PromptTooLong(tokens=tokens, allowed=model.max_model_len, wanted=wanted or 1, param=at_fault, wanted_as=number)
     return wanted
 
 

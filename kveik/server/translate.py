@@ -110,7 +110,7 @@ def completion_call(body: CompletionBody, model: Model, asker: Asker) -> Call:
     prompts = completion_prompts(body.prompt, model, how)
     _check_size(prompts, sampling)
     wanted = 1 if body.max_tokens == 0 else body.max_tokens
-    rooms = [new_tokens(len(prompt.tokens), wanted, COMPLETION_TOKENS, model, "prompt") for prompt in prompts]
+    rooms = [new_tokens(len(prompt.tokens), wanted, COMPLETION_TOKENS, model, ("prompt", "max_tokens")) for prompt in prompts]
     return Call(
         id=asker.id,
         model=name,
@@ -140,11 +140,13 @@ def chat_call(body: ChatBody, model: Model, asker: Asker) -> Call:
     check_prompt(tokens, model, "messages")
     prompts = [Prompt(tuple(tokens))]
     _check_size(prompts, sampling)
-    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    newer = body.max_completion_tokens
+    wanted, wanted_as = (body.max_tokens, "max_tokens") if newer is None else (newer, "max_completion_tokens")
+    room = new_tokens(len(tokens), wanted, None, model, ("messages", wanted_as))
     return Call(
         id=asker.id,
         model=name,
-        requests=_requests(body, asker, sampling, prompts, [new_tokens(len(tokens), wanted, None, model, "messages")]),
+        requests=_requests(body, asker, sampling, prompts, [room]),
         stream=bool(body.stream),
         include_usage=_include_usage(body),
         prompt_logprobs=body.prompt_logprobs,
@@ -159,7 +161,7 @@ def served_name(name: str | None, model: Model) -> str:
         ModelNotFound: it is not served here.
     """
     if name is not None and name not in model.names:
-        raise ModelNotFound(name, model.names)
+        raise ModelNotFound(model.names)
     return name or model.names[0]
 
 
@@ -269,12 +271,18 @@ def _logit_bias(entries: Any, vocab: int) -> tuple[tuple[int, float], ...]:
     if len(entries) > MAX_LOGIT_BIAS:
         raise BadValue(f"logit_bias has {len(entries)} entries; at most {MAX_LOGIT_BIAS}.", param="logit_bias")
     # Through a dictionary, because '1' and '01' are one token.
-    return tuple(dict(_bias_entry(key, value, vocab) for key, value in entries.items()).items())
+    checked = (_bias_entry(key, value, vocab, place) for place, (key, value) in enumerate(entries.items(), 1))
+    return tuple(dict(checked).items())
 
 
-def _bias_entry(key: str, value: Any, vocab: int) -> tuple[int, float]:
-    if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < vocab):
-        raise BadValue(f"logit_bias has the key {key[:20]!r}; keys are token ids in [0, {vocab}).", param="logit_bias")
+def _bias_entry(key: str, value: Any, vocab: int, place: int) -> tuple[int, float]:
+    # Integers may be named; any other key is text of the caller's, which no error repeats.
+    if not (key.isascii() and key.isdigit() and len(key) < 20):
+        raise BadValue(
+            f"logit_bias has a key, the {place}. of its entries, that is no token id in [0, {vocab}).", param="logit_bias"
+        )
+    if int(key) >= vocab:
+        raise BadValue(f"logit_bias has the key {int(key)}; keys are token ids in [0, {vocab}).", param="logit_bias")
     # Written so that NaN and infinities fail too; bool is an int in Python, but no number in JSON.
     if type(value) not in (int, float) or not -100 <= value <= 100:
         raise BadValue(f"logit_bias for token {int(key)} must be a number in [-100, 100].", param="logit_bias")

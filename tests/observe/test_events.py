@@ -27,7 +27,7 @@ def test_reasons_to_finish_are_those_of_sequences():
         (errors.PromptTooLong(tokens=9, allowed=8), "prompt_too_long"),
         (errors.Overloaded("x"), "overloaded"),
         (errors.NotAuthorized("x"), "not_authorized"),
-        (errors.ModelNotFound("x", ("y",)), "model_not_found"),
+        (errors.ModelNotFound(("y",)), "model_not_found"),
         (errors.BodyTooLarge(allowed=1), "body_too_large"),
         (errors.Unsupported("x"), "unsupported"),
         (errors.DoesNotFit("x"), "does_not_fit"),
