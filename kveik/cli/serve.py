@@ -16,6 +16,7 @@ from kveik.engine.build import LoadedEngine, open_engine
 from kveik.engine.loop import EngineLoop
 from kveik.model.catalogue import home_folder, is_hub_id
 from kveik.observe.events import RequestRefused
+from kveik.schedule.scheduler import Scheduler
 from kveik.server.app import create_app
 from kveik.server.auth import tenant_secret
 from kveik.server.serve import listen
@@ -65,10 +66,6 @@ def own_name(model: str) -> str:
 
 
 def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: tuple[str, ...], secret: bytes) -> ServerState:
-    def counts() -> Mapping[str, int]:
-        scheduler = loaded.engine.scheduler
-        return {"running": scheduler.running, "waiting": scheduler.waiting}
-
     return ServerState(
         door=loop,
         tokenizer=loaded.tokenizer,
@@ -78,11 +75,25 @@ def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: 
         names=names,
         secret=secret,
         metrics=loaded.metrics.exposition,
-        counts=counts,
+        counts=lambda: _counts(loaded.engine.scheduler),
         fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",
         alive=lambda: loop.alive,
         refused=lambda error: loaded.bus.publish(RequestRefused.because_of(error)),
     )
+
+
+def _counts(scheduler: Scheduler) -> Mapping[str, int | float]:
+    """The page's live numbers. Read beside the step loop, so that two of them may be a step apart."""
+    groups = scheduler.ledger.usage
+    queries = scheduler.prefix_queries
+    return {
+        "running": scheduler.running,
+        "waiting": scheduler.waiting,
+        "blocks held": sum(group.held for group in groups),
+        "blocks cached": sum(group.cached for group in groups),
+        "blocks free": sum(group.free for group in groups),
+        "share of prompt tokens found in the cache": scheduler.prefix_hits / queries if queries else 0.0,
+    }
 
 
 def _secret(server: ServerConfig) -> bytes:
