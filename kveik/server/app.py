@@ -39,7 +39,9 @@ With `--api-key` set, every path needs `Authorization: Bearer KEY`, except `/`, 
 
 def create_app(state: ServerState) -> App:
     """The ASGI application over one engine."""
-    app = App(title="kveik", version=__version__, description=DESCRIPTION, redoc_url=None, redirect_slashes=False)
+    app = App(
+        title="kveik", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.server = state
     app.include_router(routes.router)
     app.include_router(info.router)

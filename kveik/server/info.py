@@ -20,7 +20,15 @@ from kveik.server.foreign import refuse_foreign
 from kveik.server.limits import MAX_TOKENIZE_TOKENS
 from kveik.server.openapi import BODY_ERRORS, errors, takes
 from kveik.server.prompts import Model, chat_prompt, check_tokens
-from kveik.server.protocol import DetokenizeAnswer, DetokenizeBody, ModelCard, ModelList, TokenizeAnswer, TokenizeBody
+from kveik.server.protocol import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    ModelCard,
+    ModelList,
+    StatusAnswer,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 from kveik.server.state import ServerState
 from kveik.server.translate import served_name
 
@@ -140,21 +148,37 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-@router.get("/status", include_in_schema=False)
+@router.get("/status", tags=["operation"], response_model=StatusAnswer)
 async def status(request: Request) -> Response:
     """The live numbers of the page at /."""
     state = _state(request)
     return json_response({"draining": state.traffic.draining, "counts": dict(state.counts())})
 
 
-@router.get("/", include_in_schema=False)
+@router.get("/", tags=["operation"], response_class=HTMLResponse)
 async def page(request: Request) -> Response:
     """What this is, for people who open the address in a browser."""
     return HTMLResponse(_page(_state(request)), headers=PAGE_HEADERS)
 
 
+@router.head("/", include_in_schema=False)
+async def page_head(request: Request) -> Response:
+    """The same without a body."""
+    return await page(request)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    """The schema for people. Of our own, for FastAPI's page loads its scripts from elsewhere and is blank without a network."""
+    return HTMLResponse(_source("docs.html"), headers=PAGE_HEADERS)
+
+
+def _source(name: str) -> str:
+    return importlib.resources.files("kveik.server").joinpath("page", name).read_text("utf-8")
+
+
 def _page(state: ServerState) -> str:
-    source = importlib.resources.files("kveik.server").joinpath("page", "index.html").read_text("utf-8")
+    source = _source("index.html")
     # The name stands in HTML text and inside a JSON string of a shell command; both need their own escapes.
     name = state.names[0]
     values = {

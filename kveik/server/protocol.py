@@ -259,6 +259,11 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
+class StatusAnswer(BaseModel):
+    draining: bool
+    counts: dict[str, float]
+
+
 class ErrorDetail(BaseModel):
     message: str
     type: str

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -137,6 +141,38 @@ def test_the_page_names_the_model_and_its_example_works(client: httpx.Client) ->
         assert f'href="{link}"' in page.text
         assert client.get(f"/{link}").status_code == 200
     assert client.get("/status").json() == {"draining": False, "counts": {"running": 0, "waiting": 0}}
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_the_pages_example_is_a_body_that_is_answered_alike_every_time(template: bool) -> None:
+    with running(template=template) as server:
+        page = html.unescape(httpx.get(server.url).text)
+        found = re.search(r"(/v1/\S+).*-d '(.*?)'</pre>", page, re.DOTALL)
+        assert found is not None
+        body = json.loads(found[2])
+        assert (body["max_tokens"], body["temperature"]) == (60, 0)
+        answer = httpx.post(server.url + found[1], json=body)
+        assert answer.json()["usage"]["completion_tokens"] == 60
+
+
+def test_the_first_page_takes_head_as_well(client: httpx.Client) -> None:
+    head, whole = client.head("/"), client.get("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_nothing_from_elsewhere(client: httpx.Client, path: str) -> None:
+    page = client.get(path)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"(src|href)=\"(?:https?:)?//|@import|\burl\(", page.text)
+
+
+def test_the_docs_page_reads_the_schema_beside_it(client: httpx.Client) -> None:
+    assert 'fetch("openapi.json")' in client.get("/docs").text
+    described = client.get("/openapi.json").json()["paths"]
+    assert {"/", "/status", "/v1/chat/completions"} <= set(described)
 
 
 def test_the_page_escapes_the_models_name() -> None:
