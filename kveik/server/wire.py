@@ -6,7 +6,8 @@ import asyncio
 import logging
 from http import HTTPStatus
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kveik.server.envelope import json_bytes, shape
 from kveik.server.sse import DROP
@@ -85,6 +86,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._held_bytes = 0
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """HTTP/1.0 knows no chunks: an answer without a length ends with its connection."""
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection; where an answer is still unread, as soon as its reader gets no further."""
         super().timeout_keep_alive_handler()
@@ -121,3 +126,24 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif unread:
             self.loop.call_later(self.stall_seconds, self._cut_when_stuck, unread)
+
+
+def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """The application, whose answers the cycle writes as they are. It closes the connection after each of HTTP/1.0 anyway."""
+
+    async def plain(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        bare = False
+
+        async def sending(message: ASGISendEvent) -> None:
+            nonlocal bare
+            if message["type"] == "http.response.start":
+                bare = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                # None lets the cycle choose chunks.
+                cycle.chunked_encoding = False if bare else None
+            elif message["type"] == "http.response.body" and bare:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return plain

@@ -108,6 +108,18 @@ def test_a_request_without_exactly_one_host_is_400(hosts: bytes) -> None:
         assert "Host" in json.loads(received.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_over_http_1_0_ends_with_its_connection_and_has_no_chunks(stream: bool) -> None:
+    with running() as server, connect(server) as raw:
+        body = json.dumps({"prompt": "Hello", "max_tokens": 5, "stream": stream}).encode()
+        head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        raw.sendall(head.encode() + body)
+        told, _, answer = _until_closed(raw).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in told.lower()
+    assert answer.startswith(b"data: {" if stream else b"{")
+    assert answer.endswith(b"data: [DONE]\n\n" if stream else b"}")
+
+
 def test_a_whole_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "KEEP_ALIVE_SECONDS", 1)
     with running(stall_seconds=0.2, max_model_len=4096) as server, connect(server) as raw:
