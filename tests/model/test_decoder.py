@@ -73,13 +73,13 @@ def test_a_prompt_token_by_token_gives_transformers_logits(models, family, kind)
     torch.testing.assert_close(found, models.logits(family, tokens), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), FORMATS)
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
-def test_ragged_chunks_of_several_sequences_give_transformers_logits(models, family, block_size):
+def test_ragged_chunks_of_several_sequences_give_transformers_logits(models, family, kind, block_size):
     """Sequences of different length, cut at random, a random few of them in each step."""
     chance = random.Random(block_size)
     prompts = [prompt(length, seed=length) for length in (70, 9, 33, 8, 1, 51)]
-    world = PagedWorld(models.decoder(family, "folder"), len(prompts), 70, block_size)
+    world = PagedWorld(models.decoder(family, kind), len(prompts), 70, block_size)
     found: list[list[Tensor]] = [[] for _ in prompts]
     while unfinished := [row for row, tokens in enumerate(prompts) if world.computed[row] < len(tokens)]:
         chosen = chance.sample(unfinished, chance.randint(1, len(unfinished)))
@@ -91,11 +91,11 @@ def test_ragged_chunks_of_several_sequences_give_transformers_logits(models, fam
         torch.testing.assert_close(torch.cat(logits), models.logits(family, tokens), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_stays_near_transformers_float32(models, family):
+@pytest.mark.parametrize(("family", "kind"), FORMATS)
+def test_bfloat16_stays_near_transformers_float32(models, family, kind):
     tokens = prompt(50)
     right = models.logits(family, tokens)
-    (found,) = PagedWorld(models.decoder(family, "folder", torch.bfloat16), 1, 50, 16).step([(0, tokens)])
+    (found,) = PagedWorld(models.decoder(family, kind, torch.bfloat16), 1, 50, 16).step([(0, tokens)])
     assert found.dtype == torch.float32
     assert (found - right).norm() / right.norm() < 3e-2
 
