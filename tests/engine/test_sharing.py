@@ -21,7 +21,7 @@ BLOCKS = 2304 // 16
 
 
 TINY = pytest.param("tiny", id="tiny")
-REAL = pytest.param("smollm2-135m", id="smollm2-135m", marks=[pytest.mark.model, pytest.mark.slow])
+REAL = pytest.param("smollm2-135m", id="smollm2-135m", marks=[pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)])
 
 
 @pytest.fixture(scope="module", params=[TINY, REAL])
