@@ -66,8 +66,7 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
-        for copy in plan.copies:
-            self.storage.copy(copy.group, copy.source, copy.target)
+        self.storage.copy_all(plan.copies)
         chunks = [(chunk, sequence(chunk.sequence_id)) for chunk in plan.chunks]
         scored = [_scores_prompt(chunk, item) for chunk, item in chunks]
         hidden = self.decoder.forward(self.batch(plan, chunks, scored), self.storage.tensors)
