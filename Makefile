@@ -12,6 +12,7 @@ MODEL ?= smollm2-135m
 ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 MODELS_IN_TESTS := smollm2-135m qwen2.5-coder-0.5b gemma-3-270m
 MODELS_IN_ALL_TESTS := $(MODELS_IN_TESTS) qwen2.5-coder-1.5b
 
@@ -19,7 +20,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help install dev serve chat test test-all check bench docs clean
+.PHONY: help install dev native serve chat test test-all check bench docs clean
 .DELETE_ON_ERROR:
 
 help:            ## this list
@@ -33,16 +34,21 @@ dev: .venv/.installed-dev   ## the same, and what the tests need
 		{ echo "kveik needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# Stamps: pip is asked again only when the requirements have changed.
-.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+# Stamps: pip is asked again only when the requirements or the native sources have changed.
+.venv/.installed: pyproject.toml constraints.txt $(NATIVE) | .venv/bin/python
 	@echo "Installing kveik into .venv (the first time this fetches torch, which is large)"
 	$(PIP) -e .
 	@touch $@
 
-.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | .venv/bin/python
 	@echo "Installing kveik and its development tools into .venv"
 	$(PIP) -e '.[dev]'
 	@touch .venv/.installed $@
+
+native: dev      ## compile the kernels anew after a change in native/, in seconds
+	$(BIN)/cmake -S native -B build/dev -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) > /dev/null
+	$(BIN)/ninja -C build/dev
 
 serve: install   ## fetch MODEL (default smollm2-135m) and serve it; ARGS='--port 9000' and the like are passed on
 	$(BIN)/kveik serve $(MODEL) $(ARGS)
