@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from kveik.kernels.kv_types import KvType
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
@@ -31,6 +33,9 @@ class AttentionBatch:
     decodes: int
     block_size: int
     window: int | None
+
+    kv_type: KvType | None = None
+    """How the storage's bytes are read, where they are quantised; None: it holds plain bfloat16 or float32."""
 
     memo: dict[object, object] = field(default_factory=dict, repr=False, compare=False)
     """What a kernel derived from the fields above at the step's first layer, for the layers that follow. It lives and dies
