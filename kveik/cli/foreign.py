@@ -46,9 +46,8 @@ FOREIGN: dict[str, Foreign] = {
     **_absent("vLLM", "Nothing is captured or compiled ahead; steps always run eagerly.", "--enforce-eager"),
     **_absent("vLLM", "Speculative decoding is not built yet.", "--speculative-config", "--num-speculative-tokens"),
     **_absent("vLLM", "LoRA adapters are not built yet.", "--enable-lora", "--lora-modules", "--max-loras"),
-    **_absent(
-        "vLLM", "Weights are used as their file stores them; choose another file.", "--quantization", "-q", "--load-format"
-    ),
+    **_named("vLLM", "--quantization", "-q"),
+    **_absent("vLLM", "The format is seen from the file: a folder of safetensors, or GGUF.", "--load-format"),
     **_absent(
         "vLLM", "Access lines come with --log-level info and go with warning.", "--disable-log-requests", "--uvicorn-log-level"
     ),

@@ -87,11 +87,12 @@ def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = N
     set_threads(first_plan.threads.threads)
     tokenizer, template = open_text(config, file)
     check_vocabulary(tokenizer, file.spec)
-    decoder = load_decoder(file, first_plan.dtype)
+    decoder = load_decoder(file, first_plan.dtype, config.model.quantization)
     huge = collapse_onto_huge_pages()
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():
         report(line)
+    report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
     return _join(config, file, tokenizer, template, decoder, plan, clock or SystemClock())
 

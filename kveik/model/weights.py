@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kveik.errors import ModelBroken, Unreachable, Unsupported
 from kveik.model.gguf import GgufTensor, read_header, read_tensor
+from kveik.model.raw import RawTensor, raw_tensor
 from kveik.model.spec import ModelSpec, tensor_shapes
 from kveik.model.spec_config import spec_from_config
 from kveik.model.spec_gguf import spec_from_gguf
@@ -49,6 +50,10 @@ class ModelFile(ABC):
 
         scales: float32 [columns], multiplied with each row before it is rounded.
         """
+
+    def raw(self, name: str) -> RawTensor | None:
+        """A weight by canonical name as the file's own blocks, without a copy; None where the format has no blocks."""
+        return None
 
     @abstractmethod
     def rope_divisors(self) -> Tensor | None:
@@ -95,6 +100,10 @@ class GgufModel(ModelFile):
             into[rows] = into.clone()
         else:
             _read_rows(self.path, tensor, into if into.dim() > 1 else into[None], rows, scales)
+
+    def raw(self, name: str) -> RawTensor | None:
+        rows = self._row_order(name)
+        return raw_tensor(self.path, self.tensors[name], None if rows is None else rows.numpy())
 
     def _row_order(self, name: str) -> Tensor | None:
         """Where each row of the file belongs, where it is not its own place.

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kveik.errors import ModelBroken, Unreachable, Unsupported
-from kveik.model.decoder import load_decoder
 from kveik.model.gguf import read_metadata
 from kveik.model.spec import tensor_shapes
+from kveik.model.torch_decoder import load_torch_decoder
 from kveik.model.weights import open_model
 from tests.model.tiny import save_folder, save_gguf, tiny_model
 
@@ -70,7 +70,7 @@ def test_columns_are_scaled_before_rounding(folder):
 def test_sharded_weights_are_one_model(folder, tmp_path):
     sharded = save_folder(tiny_model("llama"), tmp_path / "sharded", max_shard_size="20KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    whole, parts = load_decoder(open_model(folder), torch.float32), load_decoder(open_model(sharded), torch.float32)
+    whole, parts = (load_torch_decoder(open_model(path), torch.float32, "") for path in (folder, sharded))
     assert torch.equal(whole.embedding, parts.embedding)
     assert torch.equal(whole.layers[2].feed_forward.down.weight, parts.layers[2].feed_forward.down.weight)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGUFWriter
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import quantize
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -98,12 +101,12 @@ IN_GGUF = [
 """Not the others: GGUF has no key for qwen's windows in use, nor for a Gemma scale other than its head size."""
 
 
-def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Random weights of a size that makes logits differ; norms and biases that are not their defaults."""
     config_class, model_class, extra = FAMILIES[family]
     torch.manual_seed(seed)
     # The eager attention is the one of transformers' implementations that knows soft caps.
-    config = config_class(**(COMMON | extra), attn_implementation="eager")
+    config = config_class(**(COMMON | extra | changes), attn_implementation="eager")
     model: PreTrainedModel = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -135,8 +138,15 @@ PARTS = {
 }
 
 
-def save_gguf(model: PreTrainedModel, path: Path) -> Path:
-    """In float32, with llama.cpp's names and conventions: interleaved q and k for llama, 1 + w for gemma's norms."""
+WIDE = {"hidden_size": 96, "intermediate_size": 160}
+"""Sizes that blocks of 32 divide."""
+
+
+def save_gguf(model: PreTrainedModel, path: Path, kinds: Mapping[str, Kind] | None = None) -> Path:
+    """With llama.cpp's names and conventions: interleaved q and k for llama, 1 + w for gemma's norms.
+
+    In float32, but for weights in whose name a part of `kinds` occurs, the first that does: {"v_proj": Kind.Q8_0}.
+    """
     config = model.config
     kind = str(config.model_type)
     architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(kind, kind)
@@ -154,7 +164,8 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
             values = halves.transpose(1, 2).reshape(values.shape)
         if architecture == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
-        writer.add_tensor(_gguf_name(name, architecture), values.contiguous().numpy())
+        kind = next((kind for part, kind in (kinds or {}).items() if part in name and values.dim() > 1), Kind.F32)
+        writer.add_tensor(_gguf_name(name, architecture), quantize(values.contiguous().numpy(), kind), raw_dtype=kind)
     _finish(writer)
     return path
 
