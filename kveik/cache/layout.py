@@ -1,8 +1,10 @@
 """What one block of a layer group looks like in memory. Arithmetic only.
 
-    storage of a group: [block, layer in group, key|value, kv head, slot, head dim]
+    storage of a group: [block, layer in group, key|value, kv head, slot, head dim]         plain values
+                        [block, layer in group, key|value, kv head, record byte]            quantised ones
+    record              = block_size * head_dim values  ++  block_size scales, one per slot
 
-One block is one contiguous record, so that it can be moved with one copy.
+One block lies in one piece, scales and all, so that it can be moved with one copy.
 """
 
 from __future__ import annotations
@@ -22,11 +24,6 @@ class LayerGroup:
     window: int | None
     """A query at position i reads keys at i - window < j <= i; None: all j <= i."""
 
-    @property
-    def values_per_token(self) -> int:
-        """Numbers stored per token: keys and values of every layer in the group."""
-        return len(self.layers) * 2 * self.kv_heads * self.head_dim
-
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
@@ -35,16 +32,24 @@ class BlockLayout:
     group: LayerGroup
     block_size: int
     bytes_per_value: int
+    scale_bytes: int = 0
+    """Bytes beside the values of one token in one kv head: their scale. 0: the values are stored as they are."""
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int]:
-        """Of one block: [layer in group, key|value, kv head, slot, head dim]."""
+    def record_bytes(self) -> int:
+        """Of one kv head's keys (or values) in one block."""
+        return self.block_size * (self.group.head_dim * self.bytes_per_value + self.scale_bytes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one block: [layer in group, key|value, kv head], then [slot, head dim], or with scales [record byte]."""
         group = self.group
-        return (len(group.layers), 2, group.kv_heads, self.block_size, group.head_dim)
+        record = (self.record_bytes,) if self.scale_bytes else (self.block_size, group.head_dim)
+        return (len(group.layers), 2, group.kv_heads, *record)
 
     @property
     def block_bytes(self) -> int:
-        return self.group.values_per_token * self.block_size * self.bytes_per_value
+        return len(self.group.layers) * 2 * self.group.kv_heads * self.record_bytes
 
 
 @dataclass(frozen=True, slots=True)

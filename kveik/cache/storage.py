@@ -17,14 +17,19 @@ class BlockStorage:
     """Keys and values of all blocks. A fresh block holds whatever it held before: nobody reads a slot he has not written."""
 
     def __init__(self, layouts: Sequence[BlockLayout], blocks: Sequence[int], dtype: torch.dtype) -> None:
-        """`blocks`: per group. The layouts' bytes per value are those of `dtype`."""
+        """`blocks`: per group. `dtype`: of the tensors; the layouts' bytes per value are its, and where they have scales, both
+        lie together as uint8.
+        """
         for layout in layouts:
             assert layout.bytes_per_value == dtype.itemsize, "the memory plan and the storage disagree on the dtype"
+            assert not layout.scale_bytes or dtype is torch.uint8, "the memory plan and the storage disagree on the dtype"
         self.tensors: list[Tensor] = [
             _memory(count * layout.block_bytes).view(dtype).view(count, *layout.shape)
             for layout, count in zip(layouts, blocks, strict=True)
         ]
-        """Per group: [blocks, layers in group, key|value, kv heads, block_size, head_dim]."""
+        """Per group: [blocks, layers in group, key|value, kv heads, block_size, head_dim], or [.., kv heads, record bytes]
+        where values have scales.
+        """
 
     def copy(self, group: int, source: int, target: int) -> None:
         """The record of `source` becomes that of `target`."""

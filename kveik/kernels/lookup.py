@@ -1,8 +1,8 @@
 """Which records of the storage a row reads, as index arrays: derived once per step, used by every layer of the group.
 
-The storage of a group, [block, layer, key|value, kv head, slot, head dim], is one array of *records*: a record is what one
-kv head keeps in one block, [block_size, head_dim]. One layer's view starts at its first record and repeats every
-`block_records` records:
+The storage of a group, [block, layer, key|value, kv head, ...], is one array of *records*: a record is what one kv head keeps
+in one block, [block_size, head_dim] or, quantised, the bytes of `kv_types`. One layer's view starts at its first record and
+repeats every `block_records` records:
 
     record = block * block_records + (0 for keys, kv_heads for values) + kv head
 """
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kveik.kernels.kv_types import SCALE_BYTES, KvType
 
 Integers = NDArray[np.int64]
 
@@ -29,22 +31,37 @@ class Records:
     block_records: int
     """Records from one block of this layer to the next."""
 
+    kv_type: KvType | None = None
+    """None: plain values of the storage's own type."""
 
-def records_of(cache: Tensor) -> Records:
-    """The records of `cache` [blocks, 2, kv_heads, block_size, head_dim], whose blocks must each be contiguous."""
-    _, _, kv_heads, block_size, head_dim = cache.shape
-    values = block_size * head_dim
-    assert cache.stride()[1:] == (kv_heads * values, values, head_dim, 1), "a layer's block is not contiguous"
+    @property
+    def width(self) -> int:
+        """Elements of the storage that a record takes: its values, or where they are quantised its bytes."""
+        if self.kv_type is None:
+            return self.block_size * self.head_dim
+        return self.kv_type.record_bytes(self.block_size, self.head_dim)
+
+
+def records_of(cache: Tensor, block_size: int, kv_type: KvType | None = None) -> Records:
+    """The records of one layer's view, whose blocks must each be contiguous.
+
+    cache: [blocks, 2, kv_heads, block_size, head_dim], or quantised, uint8 [blocks, 2, kv_heads, record bytes]
+    """
+    kv_heads, width = cache.shape[2], cache.shape[3:].numel()
+    head_dim = cache.shape[4] if kv_type is None else width // block_size - SCALE_BYTES
+    inner = (head_dim, 1) if kv_type is None else (1,)
+    assert cache.stride()[1:] == (kv_heads * width, width, *inner), "a layer's block is not contiguous"
     # The stride of a dimension of size 1 means nothing; with one block there is no next one.
-    block_records = cache.stride(0) // values if cache.shape[0] > 1 else 2 * kv_heads
-    return Records(kv_heads, head_dim, block_size, block_records)
+    block_records = cache.stride(0) // width if cache.shape[0] > 1 else 2 * kv_heads
+    records = Records(kv_heads, head_dim, block_size, block_records, kv_type)
+    assert records.width == width, "the storage was made for another block size"
+    return records
 
 
 def flat(cache: Tensor, records: Records, width: int) -> Tensor:
-    """The layer's memory as rows of `width` values, from its first record to its last, without a copy."""
+    """The layer's memory as rows of `width` elements, from its first record to its last, without a copy."""
     count = (cache.shape[0] - 1) * records.block_records + 2 * records.kv_heads
-    rows = count * records.block_size * records.head_dim // width
-    return cache.as_strided((rows, width), (width, 1), cache.storage_offset())
+    return cache.as_strided((count * records.width // width, width), (width, 1), cache.storage_offset())
 
 
 def write_rows(slots: Tensor, records: Records) -> Tensor:
@@ -67,7 +84,7 @@ class Gather:
     """
 
     records: Tensor
-    """int64 [2 * rows * kv_heads * blocks]: rows of `flat(cache, records, block_size * head_dim)`."""
+    """int64 [2 * rows * kv_heads * blocks]: rows of `flat(cache, records, records.width)`."""
 
     rows: int
     length: int

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kveik.kernels.batch import AttentionBatch
+from kveik.kernels.kv_types import KvType, parts, plain, quantise
 from kveik.kernels.lookup import Gather, Records, flat, gather_of, group_by_length, records_of, write_rows
 
 TILE_QUERIES = 128
@@ -24,6 +25,9 @@ TILE_QUERIES = 128
 
 TILE_SCORES = 4_000_000
 """Scores of a tile at most, all heads together, so that a long context does not need unbounded workspace (8 MB in bf16)."""
+
+DEQUANTISED_VALUES = 1 << 19
+"""Quantised values read at once: what each step of the conversion leaves stays in the processor's cache (2 MB in float32)."""
 
 FUSED_KEYS = 2000
 """Up to so many keys, all rows and kv heads together, the fused kernel's lower start-up cost beats two batched products."""
@@ -70,10 +74,13 @@ class StepReads:
 
 def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) -> None:
     """Put the step's new keys and values into their slots. Shapes as in `kernels.attention.write`."""
+    if batch.kv_type is not None:
+        _write_quantised(cache, keys, values, batch, batch.kv_type)
+        return
     memo_key = ("write", cache.stride(), cache.shape)
     memo = batch.memo.get(memo_key)
     if memo is None:
-        records = records_of(cache)
+        records = records_of(cache, batch.block_size)
         key_rows = write_rows(batch.slots, records)
         memo = (records, key_rows, key_rows + records.kv_heads * records.block_size)
         batch.memo[memo_key] = memo
@@ -81,6 +88,17 @@ def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) ->
     rows = flat(cache, records, records.head_dim)
     rows.index_put_((key_rows,), keys.to(cache.dtype))
     rows.index_put_((value_rows,), values.to(cache.dtype))
+
+
+def _write_quantised(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch, kv_type: KvType) -> None:
+    """The same into records of bytes, cache [blocks, 2, kv_heads, record bytes]."""
+    memo = batch.memo.get("slots")
+    if memo is None:
+        memo = batch.memo["slots"] = (batch.slots // batch.block_size, batch.slots % batch.block_size)
+    blocks, within = cast(tuple[Tensor, Tensor], memo)
+    stored, scales = parts(cache, batch.block_size)
+    # [tokens, 2, kv_heads, head_dim], as indices with slices between them bring the tokens to the front.
+    stored[blocks, :, :, within], scales[blocks, :, :, within] = quantise(torch.stack((keys, values), dim=1), kv_type)
 
 
 def attend(queries: Tensor, cache: Tensor, batch: AttentionBatch, *, scale: float, soft_cap: float | None) -> Tensor:
@@ -145,11 +163,25 @@ def _cap(scores: Tensor, soft_cap: float) -> Tensor:
 
 def _read(cache: Tensor, records: Records, gather: Gather, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Gathered keys and values, each [rows, kv_heads, length, head_dim], zero outside each row's range."""
-    both = flat(cache, records, records.block_size * records.head_dim).index_select(0, gather.records)
+    if records.kv_type is None:
+        both = flat(cache, records, records.width).index_select(0, gather.records)
+    else:
+        both = _read_quantised(cache, records, gather.records, records.kv_type, dtype)
     if gather.outside is not None:
         both.view(-1, records.head_dim).index_fill_(0, gather.outside, 0.0)
     both = both.to(dtype).view(2, gather.rows, records.kv_heads, gather.length, records.head_dim)
     return both[0], both[1]
+
+
+def _read_quantised(cache: Tensor, records: Records, wanted: Tensor, kv_type: KvType, dtype: torch.dtype) -> Tensor:
+    """Records brought together, as the values they mean: int64 [wanted] -> [wanted, block_size, head_dim]"""
+    source = flat(cache, records, records.width)
+    whole = torch.empty(len(wanted), records.block_size, records.head_dim, dtype=dtype)
+    step = max(1, DEQUANTISED_VALUES // (records.block_size * records.head_dim))
+    for first in range(0, len(wanted), step):
+        part = source.index_select(0, wanted[first : first + step])
+        whole[first : first + step] = plain(part, records.block_size, kv_type, dtype)
+    return whole
 
 
 def _reads(batch: AttentionBatch, cache: Tensor, queries: Tensor) -> StepReads:
@@ -157,7 +189,7 @@ def _reads(batch: AttentionBatch, cache: Tensor, queries: Tensor) -> StepReads:
     memo_key = ("read", cache.stride(), cache.shape, queries.dtype, queries.shape[1])
     memo = batch.memo.get(memo_key)
     if memo is None:
-        memo = batch.memo[memo_key] = _derive(batch, records_of(cache), queries)
+        memo = batch.memo[memo_key] = _derive(batch, records_of(cache, batch.block_size, batch.kv_type), queries)
     return cast(StepReads, memo)
 
 

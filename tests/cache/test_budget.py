@@ -44,6 +44,17 @@ def test_one_group_gets_as_many_blocks_as_the_budget_holds_exactly() -> None:
     assert made.concurrency == made.blocks[0] / 128
 
 
+@pytest.mark.parametrize("layouts", [[LLAMA], GEMMA], ids=["llama", "gemma"])
+def test_a_byte_per_value_and_a_scale_per_token_and_head_give_nearly_twice_the_blocks(layouts: list[BlockLayout]) -> None:
+    narrow = [BlockLayout(layout.group, layout.block_size, 1, scale_bytes=2) for layout in layouts]
+    dim = layouts[0].group.head_dim
+    arguments = {"max_model_len": 8192, "kv_cache_memory_bytes": GIB}
+    wide, made = plan(layouts=layouts, **arguments), plan(layouts=narrow, **arguments)
+    assert made.tokens / wide.tokens == pytest.approx(2 * dim / (dim + 2), rel=0.002)
+    assert made.cache_bytes <= GIB
+    assert GIB - made.cache_bytes < min(layout.block_bytes for layout in narrow)
+
+
 def test_bytes_given_outright_are_used_whatever_is_available() -> None:
     assert plan(kv_cache_memory_bytes=1000 * LLAMA.block_bytes + 7, available_bytes=1).blocks == (1000,)
 

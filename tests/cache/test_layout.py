@@ -44,3 +44,11 @@ def test_a_block_s_bytes_are_its_shape_s(size: int) -> None:
 
 def test_blocks_hold_at_least_the_tokens_and_less_than_a_block_more() -> None:
     assert [blocks_for(tokens, 16) for tokens in (0, 1, 15, 16, 17, 32, 33)] == [0, 1, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+def test_a_block_with_scales_holds_records_of_values_and_scales(size: int) -> None:
+    layout = BlockLayout(LayerGroup((0, 2, 4), 3, 64, None), size, 1, scale_bytes=2)
+    assert layout.record_bytes == size * 64 + size * 2
+    assert layout.shape == (3, 2, 3, layout.record_bytes)
+    assert layout.block_bytes == 3 * 2 * 3 * size * 66

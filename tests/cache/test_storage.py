@@ -13,6 +13,7 @@ from kveik.cache.layout import BlockCopy, BlockLayout, LayerGroup
 from kveik.cache.ledger import CacheLedger
 from kveik.cache.storage import BlockStorage
 from kveik.errors import DoesNotFit
+from kveik.kernels.kv_types import FP8_E4M3, FP8_E5M2, INT8, KvType, parts, plain, quantise
 
 GROUPS = (LayerGroup((0, 2), 1, 2, None), LayerGroup((1,), 2, 2, 8))
 
@@ -56,6 +57,22 @@ def test_a_copy_moves_one_whole_record_and_touches_no_other() -> None:
     assert all(torch.equal(left, right) for left, right in zip(made.tensors, before, strict=True))
 
 
+@pytest.mark.parametrize("kv_type", [INT8, FP8_E4M3, FP8_E5M2], ids=lambda one: one.name)
+def test_a_copy_of_quantised_records_takes_their_scales_along(kv_type: KvType) -> None:
+    layouts = [BlockLayout(group, 4, 1, kv_type.scale_bytes) for group in GROUPS]
+    made = BlockStorage(layouts, [6, 6], kv_type.storage)
+    assert [tuple(tensor.shape) for tensor in made.tensors] == [(6, 2, 2, 1, 16), (6, 1, 2, 2, 16)]
+    assert made.bytes == sum(6 * layout.block_bytes for layout in layouts)
+    written = torch.randn(6, 2, 2, 1, 4, 2)
+    stored, scales = parts(made.tensors[0], 4)
+    stored[:], scales[:] = quantise(written, kv_type)
+    before = plain(made.tensors[0], 4, kv_type)
+    made.copy_all([BlockCopy(0, 1, 4), BlockCopy(0, 4, 5), BlockCopy(1, 0, 3)])
+    before[4] = before[5] = before[1]
+    assert torch.equal(plain(made.tensors[0], 4, kv_type), before)
+    assert torch.equal(made.tensors[0][5], made.tensors[0][1])
+
+
 def test_a_source_that_is_overwritten_later_in_the_list_was_read_before() -> None:
     made = storage()
     for block in range(6):
@@ -67,6 +84,8 @@ def test_a_source_that_is_overwritten_later_in_the_list_was_read_before() -> Non
 def test_a_dtype_that_the_plan_did_not_count_with_is_caught() -> None:
     with pytest.raises(AssertionError, match="dtype"):
         BlockStorage([BlockLayout(GROUPS[0], 4, 4)], [1], torch.bfloat16)
+    with pytest.raises(AssertionError, match="dtype"):
+        BlockStorage([BlockLayout(GROUPS[0], 4, 1, scale_bytes=2)], [1], torch.int8)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -11,12 +11,12 @@ from kveik.kernels.lookup import Records, gather_of, group_by_length, records_of
 
 def test_records_are_read_from_the_strides_of_a_layers_view():
     storage = torch.zeros(5, 3, 2, 4, 8, 16)
-    assert records_of(storage[:, 1]) == Records(kv_heads=4, head_dim=16, block_size=8, block_records=3 * 2 * 4)
+    assert records_of(storage[:, 1], 8) == Records(kv_heads=4, head_dim=16, block_size=8, block_records=3 * 2 * 4)
 
 
 def test_a_block_that_is_not_contiguous_is_refused():
     with pytest.raises(AssertionError):
-        records_of(torch.zeros(5, 3, 2, 4, 16, 8)[:, 1].transpose(3, 4))
+        records_of(torch.zeros(5, 3, 2, 4, 16, 8)[:, 1].transpose(3, 4), 8)
 
 
 def test_keys_are_written_head_by_head():
