@@ -3,4 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
-namespace kveik {}  // namespace kveik
+namespace kveik {
+
+void bind_attention(nanobind::module_& module);
+
+}  // namespace kveik

@@ -20,4 +20,5 @@ NB_MODULE(_native, module) {
     module.def("isa_in_use", [] { return std::string(kveik::name_of(kveik::isa_in_use())); });
     module.def("use_isa", &kveik::use_isa, nb::arg("name"), "False, and nothing changed, where the set is not available.");
     module.def("threads_at_most", [] { return omp_get_max_threads(); }, "Threads of the OpenMP pool shared with torch.");
+    kveik::bind_attention(module);
 }
