@@ -10,10 +10,13 @@ from kveik.cli.options import CACHE, MODEL, SAMPLING, SCHEDULE, SERVER, STREAM
 from kveik.cli.setting import Setting, Slice, settings_of
 
 _WHERE = (
-    (MODEL, "`serve`, `chat`, `generate`, `plan`, `bench`"),
-    (CACHE, "`serve`, `chat`, `generate`, `plan`, `bench`"),
-    (SCHEDULE, "`serve`, `chat`, `generate`, `plan`, `bench`"),
-    (STREAM, "`serve`, `chat` (which draws its seed at every start unless one is given), `generate`, `plan`, `bench`"),
+    (MODEL, "`serve`, `chat`, `generate`, `plan`, `bench`, `evaluate`"),
+    (CACHE, "`serve`, `chat`, `generate`, `plan`, `bench`, `evaluate`"),
+    (SCHEDULE, "`serve`, `chat`, `generate`, `plan`, `bench`, `evaluate`"),
+    (
+        STREAM,
+        "`serve`, `chat` (which draws its seed at every start unless one is given), `generate`, `plan`, `bench`, `evaluate`",
+    ),
     (SERVER, "`serve`"),
     (
         SAMPLING,

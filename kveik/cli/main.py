@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("kveik.cli.pull", "Fetch a model and check it."),
     "plan": ("kveik.cli.plan", "Tell what fits: blocks, tokens, requests at once."),
     "bench": ("kveik.cli.bench", "Measure this machine with a model."),
+    "evaluate": ("kveik.cli.evaluate", "Tell what a configuration costs in quality, against a baseline."),
 }
 """Name -> the module that holds it, and its summary, which is also the first line of its help."""
 

@@ -1,0 +1,162 @@
+"""kveik evaluate: what a configuration costs in quality."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kveik.cli.against import baseline_of
+from kveik.cli.command import single
+from kveik.cli.fetch import with_model
+from kveik.cli.options import ENGINE, Settings, takes
+from kveik.engine.evaluate import EvaluationProgress, Task
+from kveik.engine.evaluate import evaluate as measure
+from kveik.engine.evaluation import Evaluation
+from kveik.engine.verdict import quality_sentence, sampling_sentence
+from kveik.errors import BadValue
+from kveik.text.heldout import heldout_text
+
+
+@takes(*ENGINE)
+def evaluate(
+    settings: Settings,
+    against: Annotated[
+        str, typer.Option(help="The baseline: bf16, file, or settings in place of the configuration's, as name=value,...")
+    ] = "bf16",
+    text: Annotated[str, typer.Option(help="What is read: english, code, or a file in UTF-8.")] = "english",
+    tokens: Annotated[int, typer.Option(help="Tokens of the text that are read.")] = 8192,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a window, read from its first on. Default: 2048, or the model's context.", show_default=False
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts that both answer greedily, 64 tokens each; 0: none.")] = 8,
+    tolerance: Annotated[float, typer.Option(help="Percent by which perplexity may rise.")] = 0.5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Tell what a configuration costs in quality, against a baseline.
+
+    \b
+    kveik evaluate smollm2-135m --quantization w8a8
+    kveik evaluate qwen2.5-coder-0.5b --kv-cache-dtype int8 --context 4096 --text code
+    kveik evaluate qwen2.5-coder-0.5b --kv-cache-dtype fp8_e4m3 --against kv-cache-dtype=int8
+    kveik evaluate smollm2-135m --text notes.txt --tokens 32768 --json > figures.json
+
+    Both read the same windows of a text, through the cache and in chunks as in service, and answer the same prompts. Figures
+    and what they mean are told on stdout; how far it is, on stderr. The exit code is 1 where perplexity rises by more than
+    --tolerance, so that a script can ask.
+
+    --against bf16 is the same model with weights, activations, keys and values in bfloat16 and nothing quantised; of a GGUF
+    file that means its blocks dequantised. --against file is the same in float32: the file's weights exactly, and slower.
+    Settings as name=value replace the configuration's own and leave the rest, also after a preset: bf16,kv-cache-dtype=int8.
+    With model=OTHER another model is the baseline, as long as both cut the text into the same tokens.
+
+    Texts: english is Python's own help on its language, code its standard library. One configuration is loaded after the
+    other, so memory for one of them is enough. docs/EVALUATION.md tells what each figure means.
+    """
+    read = heldout_text(text)
+    try:
+        task = Task(text=read, tokens=tokens, context=context, prompts=prompts, tolerance_percent=tolerance)
+        baseline = baseline_of(settings.engine, against)
+    except BadValue as error:
+        raise typer.BadParameter(error.message) from error
+    config, baseline = with_model(settings.engine), with_model(baseline)
+    with EvaluationDisplay() as display:
+        found = measure(config, baseline, task, display.show)
+    if as_json:
+        typer.echo(json.dumps({**asdict(found), "within_tolerance": found.within_tolerance}))
+    else:
+        _print(found)
+    if not found.within_tolerance:
+        raise typer.Exit(1)
+
+
+class EvaluationDisplay:
+    """How far a measurement is, on stderr: a bar in a terminal, a line for every stage elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._row = self._bar.add_task("", total=1)
+        self._said = ""
+
+    def __enter__(self) -> EvaluationDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: EvaluationProgress) -> None:
+        """Take in one report."""
+        if self._console.is_terminal:
+            self._bar.update(self._row, description=progress.stage, completed=progress.done, total=max(progress.total, 1))
+        elif progress.stage != self._said:
+            self._said = progress.stage
+            self._console.print(progress.stage, style="dim", highlight=False, soft_wrap=True)
+
+
+def _print(found: Evaluation) -> None:
+    console = Console()
+    console.print(
+        f"{found.model} on {found.origin}: {found.tokens:,} tokens foretold, in {_count(found.windows, 'window')} of up to "
+        f"{found.context:,}, computed {found.chunk} at a time",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_sides(found))
+    console.print(_distances(found))
+    for sentence in (quality_sentence(found), sampling_sentence(found)):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def _sides(found: Evaluation) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("", "baseline", "configuration"):
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    sides = (found.baseline, found.configuration)
+    for name in found.configuration.settings:
+        table.add_row(name, *(side.settings[name] for side in sides))
+    table.add_row("computed in, cache in", *(f"{side.dtype}, {side.kv_cache_dtype}" for side in sides))
+    table.add_row("weights", *(f"{side.weight_bytes / 1e6:,.0f} MB" for side in sides))
+    table.add_row("cache per token", *(f"{side.cache_bytes_per_token / 1e3:,.1f} kB" for side in sides))
+    table.add_row("perplexity", *(f"{side.perplexity:,.4f}" for side in sides))
+    table.add_row("entropy", *(f"{side.entropy:.4f} nats" for side in sides))
+    return table
+
+
+def _distances(found: Evaluation) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    kl, greedy = found.divergence, found.greedy
+    table.add_row("perplexity", f"{found.loss_percent:+.2f} % ± {found.margin_percent:.2f}")
+    table.add_row("same likeliest token", f"{100 * found.top1_agreement:.2f} % of positions")
+    table.add_row("KL divergence, nats", f"mean {kl.mean:.2g}, median {kl.median:.2g}, p99 {kl.p99:.2g}, max {kl.max:.2g}")
+    if greedy is not None:
+        firsts = ", ".join("–" if first is None else str(first) for first in greedy.first_differences)
+        table.add_row("greedy answers", f"{greedy.identical} of {greedy.prompts} identical")
+        table.add_row("  equal at first", f"{100 * greedy.equal_share:.0f} % of their tokens")
+        table.add_row("  first differences", f"{firsts}; of {greedy.new_tokens} tokens")
+    return table
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+app = single(evaluate)
