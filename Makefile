@@ -10,6 +10,7 @@
 PYTHON ?= python3
 MODEL ?= smollm2-135m
 ARGS ?=
+PEERS ?= build/peers
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
@@ -20,7 +21,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help install dev native serve chat test test-all check bench docs clean
+.PHONY: help install dev native serve chat test test-all check bench bench-peers docs clean
 .DELETE_ON_ERROR:
 
 help:            ## this list
@@ -73,6 +74,9 @@ check: dev       ## style, types and import contracts alone, in seconds
 
 bench: install   ## measured figures for MODEL
 	$(BIN)/kveik bench throughput $(MODEL) $(ARGS)
+
+bench-peers: dev ## kveik and other engines in turn, on the same files; they are built into PEERS at first; ARGS='--write docs' keeps it
+	$(BIN)/python -m benchmarks.peers --home $(PEERS) $(ARGS)
 
 docs: dev        ## write the generated pages anew: settings, and the tree of the architecture
 	$(BIN)/python -m kveik.cli.configuration > docs/CONFIGURATION.md

@@ -1,0 +1,1 @@
+"""Scripts that measure. They are run by hand or by make; nothing of the package needs them."""

@@ -1,0 +1,1 @@
+"""What runs inside the engines' own processes, each in its own environment."""
