@@ -6,5 +6,6 @@
 namespace kveik {
 
 void bind_attention(nanobind::module_& module);
+void bind_linear(nanobind::module_& m);
 
 }  // namespace kveik

@@ -21,4 +21,5 @@ NB_MODULE(_native, module) {
     module.def("use_isa", &kveik::use_isa, nb::arg("name"), "False, and nothing changed, where the set is not available.");
     module.def("threads_at_most", [] { return omp_get_max_threads(); }, "Threads of the OpenMP pool shared with torch.");
     kveik::bind_attention(module);
+    kveik::bind_linear(module);
 }

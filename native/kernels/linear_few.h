@@ -1,0 +1,211 @@
+// Few rows: the weights' own scales and groups, one panel of 16 outputs times a tile of up to 12 rows at a time.
+#pragma once
+
+#include "kernels/linear_layout.h"
+#include "kernels/linear_vectors.h"
+
+namespace kveik::KVEIK_ISA {
+
+// One panel and one tile, and where the sums go.
+struct FewJob {
+    const uint8_t* panel;
+    const uint8_t* tile;
+    TileLayout at;
+    int inputs;
+    const float* bias;  // of the panel's outputs, or null
+    float* out;
+    int64_t stride;
+    int rows, outputs;  // that exist: of the tile's, and of 16
+    bool add;
+    int row = 0;  // of the tile, with which the kernel begins
+};
+
+using FewKernel = void (*)(const FewJob&);
+
+#if defined(__AVX512VNNI__)
+// A kernel for each height of a tile.
+constexpr bool whole_tiles = true;
+#else
+// A tile is taken in pieces of a few rows: more would not fit in registers, and takes minutes to compile.
+constexpr bool whole_tiles = false;
+#endif
+
+// The scales of a chunk, as floats: [half groups, groups or one][16 outputs], and the minima of its groups.
+struct ChunkScales {
+    alignas(64) float scale[16][16];
+    alignas(64) float minimum[8][16];
+};
+
+// 6-bit factors of q4_k and q5_k -> scale = d * factor, minimum = -dmin * factor.
+inline void load_super_scales(const uint8_t* from, ChunkScales& to) {
+    alignas(64) float d[16], dmin[16];
+    store_floats(d, load_halves(from + 192));
+    store_floats(dmin, load_halves(from + 224) * splat_floats(-1.0f));
+    for (int g = 0; g < 4; ++g) {
+        for (int o = 0; o < 16; ++o) {
+            const int at = g * 16 + o, scales = from[at], minima = from[64 + at], upper = from[128 + at];
+            to.scale[g][o] = d[o] * float((scales & 15) | (upper & 3) << 4);
+            to.scale[g + 4][o] = d[o] * float(scales >> 4 | (upper & 12) << 2);
+            to.minimum[g][o] = dmin[o] * float((minima & 15) | (upper & 48));
+            to.minimum[g + 4][o] = dmin[o] * float(minima >> 4 | (upper & 192) >> 2);
+        }
+    }
+}
+
+template <WeightFormat format>
+inline void load_scales(const uint8_t* from, int groups, ChunkScales& to) {
+    if constexpr (format == WeightFormat::w8) return;
+    else if constexpr (format == WeightFormat::q6_k) {
+        const Floats d = load_halves(from + 256);
+        for (int half = 0; half < 16; ++half)
+            store_floats(to.scale[half], d * load_int8(reinterpret_cast<const int8_t*>(from) + half * 16));
+    } else if constexpr (traits_of(format).super) {
+        load_super_scales(from, to);
+    } else {
+        for (int g = 0; g < groups; ++g) {
+            store_floats(to.scale[g], load_halves(from + g * 32));
+            if constexpr (traits_of(format).minimum) store_floats(to.minimum[g], load_halves(from + (groups + g) * 32));
+        }
+    }
+}
+
+// Quad k of a group, unsigned.
+template <int bits, int k>
+inline Bytes quad(const uint8_t* group) {
+    if constexpr (bits == 8) return load_bytes(group + 64 * k);
+    else {
+        const Bytes both = load_bytes(group + 64 * (k % 4));
+        const Bytes value = k < 4 ? low_nibbles(both) : high_nibbles(both);
+        if constexpr (bits == 5) return with_high<k, 0x10>(value, load_bytes(group + 256));
+        else if constexpr (bits == 6) return with_high<2 * (k % 4), 0x30>(value, load_bytes(group + 256 + 64 * (k / 4)));
+        else return value;
+    }
+}
+
+constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
+
+// sums[row] += quads [k, last) of a group times the rows' values; quads are `step` apart.
+template <int bits, int k, int last, int height>
+inline void add_quads(Ints (&sums)[height], const uint8_t* group, const int32_t* values, int step) {
+    if constexpr (k < last) {
+        const auto w = factors<bits>(quad<bits, k>(group));
+#pragma GCC unroll 12
+        for (int r = 0; r < height; ++r) sums[r] = dot<bits>(sums[r], w, values[k * step + r]);
+        add_quads<bits, k + 1, last, height>(sums, group, values, step);
+    }
+}
+
+// The rows' sums over one scale's quads, less the offset: integers.
+template <WeightFormat format, int k, int last, int height>
+inline void scaled_quads(Floats (&sums)[height], const uint8_t* group, const int32_t* values, int step, const int32_t* minus,
+                         Floats scale) {
+    constexpr FormatTraits traits = traits_of(format);
+    Ints whole[height];
+#pragma GCC unroll 12
+    for (int r = 0; r < height; ++r)
+        whole[r] = traits.zero ? shift_left<log2_of(traits.zero)>(splat_ints(minus[r])) : zero_ints();
+    add_quads<traits.bits, k, last, height>(whole, group, values, step);
+#pragma GCC unroll 12
+    for (int r = 0; r < height; ++r) sums[r] = fma(to_floats(whole[r]), scale, sums[r]);
+}
+
+template <WeightFormat format, int height>
+inline void few_chunk(Floats (&sums)[height], const uint8_t* chunk, const FewJob& job, int first, int groups) {
+    constexpr bool halves = format == WeightFormat::q6_k;
+    ChunkScales scales;
+    load_scales<format>(chunk, groups, scales);
+    const int step = whole_tiles ? height : job.at.rows, group = first / group_inputs;
+    const auto* values = reinterpret_cast<const int32_t*>(job.tile) + first / 4 * step + job.row;
+    const auto* minus = reinterpret_cast<const int32_t*>(job.tile + (halves ? job.at.minus16 : job.at.minus32)) +
+                        (halves ? 2 * group : group) * step + job.row;
+    const auto* sums32 = reinterpret_cast<const float*>(job.tile + job.at.sums32) + group * step + job.row;
+    const uint8_t* weights = chunk + scale_bytes(format, groups);
+    for (int g = 0; g < groups; ++g, weights += group_bytes(format), values += 8 * step) {
+        if constexpr (halves) {
+            scaled_quads<format, 0, 4>(sums, weights, values, step, minus + 2 * g * step, load_floats(scales.scale[2 * g]));
+            scaled_quads<format, 4, 8>(sums, weights, values, step, minus + (2 * g + 1) * step,
+                                       load_floats(scales.scale[2 * g + 1]));
+        } else {
+            const Floats scale = format == WeightFormat::w8 ? load_floats(reinterpret_cast<const float*>(job.panel))
+                                                            : load_floats(scales.scale[g]);
+            scaled_quads<format, 0, 8>(sums, weights, values, step, minus + g * step, scale);
+        }
+        if constexpr (traits_of(format).minimum) {
+            const Floats minimum = load_floats(scales.minimum[g]);
+#pragma GCC unroll 12
+            for (int r = 0; r < height; ++r) sums[r] = fma(splat_floats(sums32[g * step + r]), minimum, sums[r]);
+        }
+    }
+}
+
+// out[0..count) (+)= sums + bias.
+inline void put(Floats sums, const float* bias, float* out, int count, bool add) {
+    if (count == panel_outputs) {
+        if (bias) sums = sums + load_floats(bias);
+        if (add) sums = sums + load_floats(out);
+        store_floats(out, sums);
+        return;
+    }
+    float values[panel_outputs];
+    store_floats(values, sums);
+    for (int o = 0; o < count; ++o) {
+        const float value = bias ? values[o] + bias[o] : values[o];
+        out[o] = add ? value + out[o] : value;
+    }
+}
+
+template <WeightFormat format, int height>
+void few_panel(const FewJob& job) {
+    // In memory rather than in registers: they are needed once in a chunk.
+    alignas(64) Floats total[height];
+    for (Floats& row : total) row = zero_floats();
+    const int step = whole_tiles ? height : job.at.rows;
+    const auto* scales = reinterpret_cast<const float*>(job.tile + job.at.scales) + job.row;
+    const uint8_t* chunk = job.panel + panel_head(format);
+    for (int first = 0; first < job.inputs; first += chunk_inputs, scales += step) {
+        const int left = (job.inputs - first) / group_inputs, groups = left < 8 ? left : 8;
+        Floats sums[height];
+#pragma GCC unroll 12
+        for (int r = 0; r < height; ++r) sums[r] = zero_floats();
+        few_chunk<format, height>(sums, chunk, job, first, groups);
+#pragma GCC unroll 12
+        for (int r = 0; r < height; ++r) total[r] = fma(sums[r], splat_floats(scales[r]), total[r]);
+        chunk += chunk_bytes(format, groups);
+    }
+    const int rows = job.rows - job.row < height ? job.rows - job.row : height;
+    for (int r = 0; r < rows; ++r) put(total[r], job.bias, job.out + (job.row + r) * job.stride, job.outputs, job.add);
+}
+
+#if defined(__AVX512VNNI__)
+template <WeightFormat format>
+constexpr FewKernel few_kernels[tile_rows_max] = {
+    few_panel<format, 1>, few_panel<format, 2>, few_panel<format, 3>, few_panel<format, 4>,  few_panel<format, 5>,  few_panel<format, 6>,
+    few_panel<format, 7>, few_panel<format, 8>, few_panel<format, 9>, few_panel<format, 10>, few_panel<format, 11>, few_panel<format, 12>};
+template <WeightFormat format>
+FewKernel few_kernel_of(int height) {
+    return few_kernels<format>[height - 1];
+}
+#else
+#if defined(__AVX2__)
+constexpr int piece = 4;
+#else
+constexpr int piece = 1;
+#endif
+template <WeightFormat format>
+void few_pieces(const FewJob& whole) {
+    FewJob job = whole;
+    for (; job.rows - job.row >= piece; job.row += piece) few_panel<format, piece>(job);
+    for (; job.row < job.rows; ++job.row) few_panel<format, 1>(job);
+}
+template <WeightFormat format>
+FewKernel few_kernel_of(int) {
+    return few_pieces<format>;
+}
+#endif
+
+// One per source, so that they are compiled side by side.
+FewKernel few_kernel_4(WeightFormat format, int height);
+FewKernel few_kernel_5(WeightFormat format, int height);
+FewKernel few_kernel_8(WeightFormat format, int height);
+
+}  // namespace kveik::KVEIK_ISA

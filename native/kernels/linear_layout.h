@@ -1,0 +1,134 @@
+// Where what lies: quantised activations and packed weights. Integers only; every function has a copy of its own in each source,
+// because what one instruction set's compiler made of it must not serve another.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kveik {
+
+// The formats of GGUF files (ggml-common.h of https://github.com/ggml-org/ggml), and w8: int8 with one scale per output.
+enum class WeightFormat : int { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, w8 };
+
+// Quantised rows, as `quantise` wrote them. `rows` and `inputs` must be those that it was called with.
+struct Activations {
+    void* bytes;
+    int rows;
+    int inputs;
+};
+
+struct PackedWeight {
+    WeightFormat format;
+    int outputs, inputs;
+    const uint8_t* bytes;
+};
+
+constexpr int panel_outputs = 16;  // One lane of a vector each.
+constexpr int group_inputs = 32;   // Inputs that share a scale in most formats.
+constexpr int chunk_inputs = 256;  // Inputs that share a scale of the activations; the last chunk of a row may be shorter.
+constexpr int tile_rows_max = 12;
+
+// From this many rows on, weights are first expanded to int8 with one scale per output and chunk. The sums then differ slightly
+// from those of fewer rows; on either side a row's sums do not depend on the other rows.
+constexpr int rows_many = 1 << 30;
+
+static constexpr int round_up(int count, int to) { return (count + to - 1) / to * to; }
+static constexpr int64_t round_up(int64_t count, int to) { return (count + to - 1) / to * to; }
+static constexpr int chunks_of(int inputs) { return (inputs + chunk_inputs - 1) / chunk_inputs; }
+
+// ---- Activations: tiles of rows that are multiplied together, the last one padded. In a tile, what belongs to one place of its
+// rows lies side by side:
+//   values  int8  [inputs / 4][rows][4]
+//   scales  float [chunks][rows]        value = scale * int8; NaN where the chunk holds a NaN or an infinity
+//   sums256 int32 [chunks][rows]        -128 times the chunk's sum
+//   sums32  float [inputs / 32][rows]   the group's sum          (from here on: for fewer than `rows_many` rows only)
+//   minus32 int32 [inputs / 32][rows]   the negative of it
+//   minus16 int32 [inputs / 16][rows]   the negative sums of half groups
+static constexpr int tile_rows(int rows) {
+    if (rows >= rows_many) return tile_rows_max;
+    const int tiles = (rows + tile_rows_max - 1) / tile_rows_max;
+    return tiles == 0 ? 1 : (rows + tiles - 1) / tiles;
+}
+static constexpr int tiles_of(int rows) { return (rows + tile_rows(rows) - 1) / tile_rows(rows); }
+
+struct TileLayout {
+    int rows;
+    int64_t scales, sums256, sums32, minus32, minus16, bytes;
+};
+
+static constexpr TileLayout tile_layout(int rows, int inputs) {
+    const int height = tile_rows(rows), per_chunk = round_up(chunks_of(inputs) * height * 4, 64);
+    const int per_group = round_up(inputs / group_inputs * height * 4, 64);
+    TileLayout at{height, round_up(inputs * height, 64), 0, 0, 0, 0, 0};
+    at.sums256 = at.scales + per_chunk;
+    at.sums32 = at.sums256 + per_chunk;
+    if (rows >= rows_many) {
+        at.minus32 = at.minus16 = at.bytes = at.sums32;
+        return at;
+    }
+    at.minus32 = at.sums32 + per_group;
+    at.minus16 = at.minus32 + per_group;
+    at.bytes = at.minus16 + 2 * per_group;
+    return at;
+}
+
+static constexpr size_t activation_bytes(int rows, int inputs) {
+    return size_t(tile_layout(rows, inputs).bytes) * size_t(tiles_of(rows));
+}
+
+// ---- Packed weights: panels of 16 outputs, the last one padded with zeros; a panel is its chunks of 256 inputs one after another
+// (the last may be shorter), each its scales and then its groups of 32 inputs. `quad` k of a group is inputs 4k to 4k + 3; a vector
+// [16 outputs][4 inputs] holds one quad.
+//   scales, q4_0 q5_0 q8_0: f16 d [groups][16];  q4_1 q5_1: and f16 m [groups][16]
+//           q4_k q5_k: 64 bytes [4][16] with the low halves of the scales of groups g and, in the upper nibble, g + 4; 64 bytes
+//                      with those of the minima; 64 bytes with their upper pairs of bits (scale g, scale g + 4, minimum g,
+//                      minimum g + 4); f16 d [16], f16 dmin [16]
+//           q6_k: int8 [16 half groups][16], f16 d [16];  w8: none, but float [16] at the panel's start
+//   group,  nibbles: 4 vectors with quad k, and in the upper nibble quad k + 4
+//           fifth bits: 1 vector, bit k is quad k's;  sixth: 2 vectors, pairs of bits of quads 0 to 3, and of 4 to 7
+//           q8_0, w8: 8 vectors, a quad each, value + 128
+struct FormatTraits {
+    int bits;            // of an unsigned value
+    int zero;            // what is subtracted from it
+    bool minimum;        // a minimum is added (q4_1, q5_1) or subtracted (q4_k, q5_k) after scaling
+    bool super;          // blocks of 256 inputs with scales of scales
+    int block_inputs, block_bytes;  // in the file
+};
+
+static constexpr FormatTraits traits_of(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::q4_0: return {4, 8, false, false, 32, 18};
+        case WeightFormat::q4_1: return {4, 0, true, false, 32, 20};
+        case WeightFormat::q5_0: return {5, 16, false, false, 32, 22};
+        case WeightFormat::q5_1: return {5, 0, true, false, 32, 24};
+        case WeightFormat::q8_0: return {8, 128, false, false, 32, 34};
+        case WeightFormat::q4_k: return {4, 0, true, true, 256, 144};
+        case WeightFormat::q5_k: return {5, 0, true, true, 256, 176};
+        case WeightFormat::q6_k: return {6, 32, false, true, 256, 210};
+        default: return {8, 128, false, false, 32, 32};
+    }
+}
+
+static constexpr int scale_bytes(WeightFormat format, int groups) {
+    if (format == WeightFormat::w8) return 0;
+    if (format == WeightFormat::q6_k) return 288;
+    if (traits_of(format).super) return 256;
+    return groups * (traits_of(format).minimum ? 64 : 32);
+}
+static constexpr int group_bytes(WeightFormat format) { return traits_of(format).bits * 64; }
+static constexpr int panel_head(WeightFormat format) { return format == WeightFormat::w8 ? 64 : 0; }
+static constexpr int chunk_bytes(WeightFormat format, int groups) {
+    return scale_bytes(format, groups) + groups * group_bytes(format);
+}
+static constexpr int64_t panel_bytes(WeightFormat format, int inputs) {
+    const int whole = inputs / chunk_inputs, rest = inputs % chunk_inputs / group_inputs;
+    const int64_t bytes = panel_head(format) + int64_t(whole) * chunk_bytes(format, chunk_inputs / group_inputs);
+    return round_up(bytes + (rest ? chunk_bytes(format, rest) : 0), 64);
+}
+static constexpr size_t packed_bytes(WeightFormat format, int outputs, int inputs) {
+    return size_t(round_up(outputs, panel_outputs) / panel_outputs) * size_t(panel_bytes(format, inputs));
+}
+// Whether weights of this format can have this many inputs.
+static constexpr bool fits(WeightFormat format, int inputs) { return inputs > 0 && inputs % traits_of(format).block_inputs == 0; }
+
+}  // namespace kveik
