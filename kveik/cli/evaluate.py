@@ -29,7 +29,9 @@ def evaluate(
     against: Annotated[
         str, typer.Option(help="The baseline: bf16, file, or settings in place of the configuration's, as name=value,...")
     ] = "bf16",
-    text: Annotated[str, typer.Option(help="What is read: english, code, or a file in UTF-8.")] = "english",
+    text: Annotated[
+        str, typer.Option(help="What is read: english (Python's help on its language), code (its standard library), or a file.")
+    ] = "english",
     tokens: Annotated[int, typer.Option(help="Tokens of the text that are read.")] = 8192,
     context: Annotated[
         int | None,
@@ -50,16 +52,13 @@ def evaluate(
     kveik evaluate smollm2-135m --text notes.txt --tokens 32768 --json > figures.json
 
     Both read the same windows of a text, through the cache and in chunks as in service, and answer the same prompts. Figures
-    and what they mean are told on stdout; how far it is, on stderr. The exit code is 1 where perplexity rises by more than
-    --tolerance, so that a script can ask.
+    come on stdout, progress on stderr; docs/EVALUATION.md tells what each figure means. The exit code is 1 where perplexity
+    rises by more than --tolerance. One is loaded after the other, so memory for one is enough.
 
     --against bf16 is the same model with weights, activations, keys and values in bfloat16 and nothing quantised; of a GGUF
     file that means its blocks dequantised. --against file is the same in float32: the file's weights exactly, and slower.
-    Settings as name=value replace the configuration's own and leave the rest, also after a preset: bf16,kv-cache-dtype=int8.
-    With model=OTHER another model is the baseline, as long as both cut the text into the same tokens.
-
-    Texts: english is Python's own help on its language, code its standard library. One configuration is loaded after the
-    other, so memory for one of them is enough. docs/EVALUATION.md tells what each figure means.
+    Settings as name=value replace the configuration's own, also after a preset: bf16,kv-cache-dtype=int8. With model=OTHER
+    another model is the baseline, as long as both cut the text into the same tokens.
     """
     read = heldout_text(text)
     try:
@@ -70,10 +69,8 @@ def evaluate(
     config, baseline = with_model(settings.engine), with_model(baseline)
     with EvaluationDisplay() as display:
         found = measure(config, baseline, task, display.show)
-    if as_json:
-        typer.echo(json.dumps({**asdict(found), "within_tolerance": found.within_tolerance}))
-    else:
-        _print(found)
+    show = _print_json if as_json else _print
+    show(found)
     if not found.within_tolerance:
         raise typer.Exit(1)
 
@@ -110,6 +107,10 @@ class EvaluationDisplay:
         elif progress.stage != self._said:
             self._said = progress.stage
             self._console.print(progress.stage, style="dim", highlight=False, soft_wrap=True)
+
+
+def _print_json(found: Evaluation) -> None:
+    typer.echo(json.dumps({**asdict(found), "within_tolerance": found.within_tolerance}))
 
 
 def _print(found: Evaluation) -> None:
