@@ -7,5 +7,6 @@ namespace kveik {
 
 void bind_attention(nanobind::module_& module);
 void bind_linear(nanobind::module_& m);
+void bind_forward(nanobind::module_& module);
 
 }  // namespace kveik

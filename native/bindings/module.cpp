@@ -22,4 +22,5 @@ NB_MODULE(_native, module) {
     module.def("threads_at_most", [] { return omp_get_max_threads(); }, "Threads of the OpenMP pool shared with torch.");
     kveik::bind_attention(module);
     kveik::bind_linear(module);
+    kveik::bind_forward(module);
 }

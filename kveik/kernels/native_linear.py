@@ -1,0 +1,65 @@
+"""Weights in the native kernels' own layout: packed from a file's blocks or from floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kveik.kernels import native
+
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""GGML's quantised types that the kernels read."""
+
+W8 = "W8"
+"""int8 with one scale per output."""
+
+GROUP = 32
+"""A product's inputs must be a multiple of this: groups of weights share a scale."""
+
+ALIGNMENT = 64
+"""Bytes: one cache line, one vector."""
+
+Part = tuple[object, int, int, NDArray[np.uint8]]
+"""Format, outputs, inputs, packed bytes: as native/bindings/forward.cpp takes it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """[outputs, inputs] in one of the formats."""
+
+    format: str
+    outputs: int
+    inputs: int
+    bytes: NDArray[np.uint8]
+
+    def as_part(self) -> Part:
+        assert native.module is not None
+        return (native.module.WeightFormat[self.format], self.outputs, self.inputs, self.bytes)
+
+
+def pack(format: str, blocks: NDArray[np.uint8], inputs: int) -> PackedWeight:
+    """blocks: [outputs, bytes per row], as the file has them."""
+    assert native.module is not None
+    kind, outputs = native.module.WeightFormat[format], len(blocks)
+    packed = aligned(native.module.packed_bytes(kind, outputs, inputs))
+    native.module.pack(kind, outputs, inputs, blocks.reshape(-1), packed, torch.get_num_threads())
+    return PackedWeight(format, outputs, inputs, packed)
+
+
+def pack_float(weight: NDArray[np.float32]) -> PackedWeight:
+    """weight: [outputs, inputs] -> int8 with one scale per output."""
+    assert native.module is not None
+    outputs, inputs = weight.shape
+    packed = aligned(native.module.packed_bytes(native.module.WeightFormat[W8], outputs, inputs))
+    native.module.pack_f32(weight, packed, torch.get_num_threads())
+    return PackedWeight(W8, outputs, inputs, packed)
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """uint8 [size], its first byte at the beginning of a cache line."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    return memory[first : first + size]

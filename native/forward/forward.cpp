@@ -1,0 +1,172 @@
+#include "forward/forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace kveik {
+
+// Rows that go through the feed-forward part together: their inner values, the widest of a step, then stay in the cache.
+constexpr int feed_forward_rows = 256;
+
+static float* row_of(float* first, int64_t row, int64_t width) { return first + row * width; }
+
+void Forward::run(const Step& step, float* hidden, int threads) {
+    reserve(step, threads);
+    with_team(threads, [&](Team& team) {
+        embed(step, team);
+        turn(step, team);
+        for (size_t i = 0; i < model_.layers.size(); ++i) layer(model_.layers[i], step, i + 1 == model_.layers.size(), team);
+        row_kernels().norm(stream_.floats(0), model_.hidden, step.wanted_count, model_.hidden, model_.norm, model_.norm_eps,
+                           hidden, model_.hidden, false, team);
+    });
+}
+
+void Forward::logits(const float* hidden, int rows, float* logits, int threads) {
+    const Activations x{quantised_.reserve(activation_bytes(rows, model_.hidden)), rows, model_.hidden};
+    with_team(threads, [&](Team& team) {
+        linear_kernels().quantise(hidden, model_.hidden, x, team);
+        product(model_.projection, x, logits, model_.vocab, false, team);
+        if (model_.final_soft_cap > 0)
+            row_kernels().soft_cap(logits, int64_t(rows) * model_.vocab, model_.final_soft_cap, team);
+    });
+}
+
+size_t Forward::workspace_bytes() const {
+    size_t total = 0;
+    for (const Buffer* buffer :
+         {&stream_, &qkv_, &attended_, &inner_, &quantised_, &inner_quantised_, &turns_, &ids_, &attention_})
+        total += buffer->size();
+    return total;
+}
+
+void Forward::reserve(const Step& step, int threads) {
+    const size_t tokens = size_t(step.tokens), rows = std::min<size_t>(tokens, feed_forward_rows);
+    const int attended = model_.heads * model_.head_dim;
+    stream_.floats(tokens * model_.hidden);
+    qkv_.floats(tokens * model_.qkv_width());
+    attended_.floats(tokens * attended);
+    // The feed-forward part's inner values, and what a product leaves for a norm behind it.
+    inner_.floats(std::max(rows * 2 * model_.intermediate, tokens * model_.hidden));
+    quantised_.reserve(activation_bytes(step.tokens, std::max(model_.hidden, attended)));
+    inner_quantised_.reserve(activation_bytes(int(rows), model_.intermediate));
+    turns_.floats(model_.ropes.size() * tokens * model_.head_dim);
+    ids_.reserve(tokens * sizeof(int32_t));
+    int32_t context_most = 0;
+    for (const GroupStep& group : step.groups)
+        context_most = std::max(context_most, *std::max_element(group.rows.contexts, group.rows.contexts + group.rows.rows));
+    attention_.reserve(attention_kernels().attend_workspace(model_.heads, model_.kv_heads, model_.head_dim, context_most, threads));
+}
+
+void Forward::embed(const Step& step, Team& team) {
+    int32_t* ids = static_cast<int32_t*>(ids_.reserve(0));
+    float* stream = stream_.floats(0);
+    if (team.rank == 0) std::copy(step.token_ids, step.token_ids + step.tokens, ids);
+    team.barrier();
+    linear_kernels().unpack(model_.embedding, ids, step.tokens, stream, team);
+    if (model_.embedding_scale == 1) return;
+    team.each(step.tokens, 16, [&](int64_t first, int64_t last) {
+        for (int64_t i = first * model_.hidden; i < last * model_.hidden; ++i) stream[i] *= model_.embedding_scale;
+    });
+}
+
+// Cosines, then sines, [tokens, head_dim / 2] each, rope after rope. The angle is rounded to float32, as in transformers.
+void Forward::turn(const Step& step, Team& team) {
+    const int pairs = model_.head_dim / 2;
+    for (size_t r = 0; r < model_.ropes.size(); ++r) {
+        const Rope& rope = model_.ropes[r];
+        float* cos = turns_.floats(0) + int64_t(r) * 2 * step.tokens * pairs;
+        float* sin = cos + int64_t(step.tokens) * pairs;
+        team.each(step.tokens, 1, [&](int64_t token, int64_t) {
+            for (int i = 0; i < pairs; ++i) {
+                const float angle = float(step.positions[token]) * rope.frequencies[i];
+                cos[token * pairs + i] = std::cos(angle) * rope.factor;
+                sin[token * pairs + i] = std::sin(angle) * rope.factor;
+            }
+        });
+    }
+}
+
+void Forward::layer(const LayerParts& layer, const Step& step, bool last, Team& team) {
+    float* stream = stream_.floats(0);
+    const int attended_width = model_.heads * model_.head_dim;
+    const Activations x{quantised_.reserve(0), step.tokens, model_.hidden};
+    row_kernels().norm_quantise(stream, model_.hidden, layer.attention_norm, model_.norm_eps, x, team);
+    product(layer.qkv, x, qkv_.floats(0), model_.qkv_width(), false, team);
+    attend(layer, step, team);
+    // Behind the last attention only the wanted tokens matter.
+    if (last) keep(step, team);
+    const int rows = last ? step.wanted_count : step.tokens;
+    const Activations attended{quantised_.reserve(0), rows, attended_width};
+    linear_kernels().quantise(attended_.floats(0), attended_width, attended, team);
+    if (!layer.attention_post_norm) {
+        product(layer.output, attended, stream, model_.hidden, true, team);
+    } else {
+        product(layer.output, attended, inner_.floats(0), model_.hidden, false, team);
+        row_kernels().norm(inner_.floats(0), model_.hidden, rows, model_.hidden, layer.attention_post_norm, model_.norm_eps,
+                           stream, model_.hidden, true, team);
+    }
+    feed_forward(layer, rows, team);
+}
+
+void Forward::attend(const LayerParts& layer, const Step& step, Team& team) {
+    const GroupStep& group = step.groups[layer.group];
+    const CacheView cache{group.storage + layer.place * group.layer_stride, group.block_stride, model_.kv_heads,
+                          model_.head_dim, group.block_size, group.type};
+    const int pairs = model_.head_dim / 2;
+    const float* cos = turns_.floats(0) + int64_t(layer.rope) * 2 * step.tokens * pairs;
+    const float* sin = cos + int64_t(step.tokens) * pairs;
+    attention_kernels().rope_write(qkv_.floats(0), model_.qkv_width(), step.tokens, model_.heads, cos, sin, layer.query_norm,
+                                   layer.key_norm, model_.norm_eps, cache, group.rows, team);
+    attention_kernels().attend(qkv_.floats(0), model_.qkv_width(), model_.heads, model_.attention_scale,
+                               model_.attention_soft_cap, cache, group.rows, attended_.floats(0),
+                               model_.heads * model_.head_dim, attention_.reserve(0), team);
+}
+
+void Forward::feed_forward(const LayerParts& layer, int rows, Team& team) {
+    // Parts of equal size: a short rest would go through the products' way for few rows.
+    const int parts = (rows + feed_forward_rows - 1) / feed_forward_rows;
+    for (int part = 0; part < parts; ++part) {
+        const int first = int(int64_t(rows) * part / parts), count = int(int64_t(rows) * (part + 1) / parts) - first;
+        float* stream = row_of(stream_.floats(0), first, model_.hidden);
+        const Activations x{quantised_.reserve(0), count, model_.hidden};
+        row_kernels().norm_quantise(stream, model_.hidden, layer.feed_forward_norm, model_.norm_eps, x, team);
+        product(layer.gate_up, x, inner_.floats(0), 2 * model_.intermediate, false, team);
+        const Activations inner{inner_quantised_.reserve(0), count, model_.intermediate};
+        row_kernels().act_mul_quantise(inner_.floats(0), 2 * model_.intermediate, model_.activation, inner, team);
+        if (!layer.feed_forward_post_norm) {
+            product(layer.down, inner, stream, model_.hidden, true, team);
+            continue;
+        }
+        product(layer.down, inner, inner_.floats(0), model_.hidden, false, team);
+        row_kernels().norm(inner_.floats(0), model_.hidden, count, model_.hidden, layer.feed_forward_post_norm,
+                           model_.norm_eps, stream, model_.hidden, true, team);
+    }
+}
+
+void Forward::product(const Product& product, const Activations& x, float* out, int64_t stride, bool add, Team& team) {
+    int64_t offset = 0;
+    for (const PackedWeight& part : product.parts) {
+        const float* bias = product.bias ? product.bias + offset : nullptr;
+        linear_kernels().linear(part, x, bias, out + offset, stride, add, team);
+        offset += part.outputs;
+    }
+}
+
+// The wanted rows of the stream and of what attention gave move to the front; they are in ascending order, so none is lost.
+void Forward::keep(const Step& step, Team& team) {
+    const size_t width = size_t(model_.heads) * model_.head_dim;
+    if (team.rank == 0) {
+        for (int i = 0; i < step.wanted_count; ++i) {
+            const int64_t from = step.wanted[i];
+            if (from == i) continue;
+            std::memcpy(row_of(stream_.floats(0), i, model_.hidden), row_of(stream_.floats(0), from, model_.hidden),
+                        size_t(model_.hidden) * sizeof(float));
+            std::memcpy(row_of(attended_.floats(0), i, int64_t(width)), row_of(attended_.floats(0), from, int64_t(width)),
+                        width * sizeof(float));
+        }
+    }
+    team.barrier();
+}
+
+}  // namespace kveik

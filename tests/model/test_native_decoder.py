@@ -1,0 +1,121 @@
+"""The native decoder gives the torch decoder's logits up to what int8 activations lose, and the same bits alone or batched."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from kveik.kernels import native
+from kveik.model.decoder import load_decoder
+from kveik.model.native_decoder import NativeDecoder
+from kveik.model.native_loading import load_native_decoder, pack_blocks, pack_int8
+from kveik.model.weights import open_model
+from tests.model.tiny import COMMON, IN_GGUF, WIDE, save_folder, save_gguf, tiny_model
+from tests.model.worlds import PagedWorld
+
+pytestmark = pytest.mark.skipif(native.module is None, reason="installed without a compiler")
+
+LOSS_MOST = 0.08
+"""Of the logits' length. Random weights magnify what rounding loses: bfloat16 loses 0.02 here, int8 activations 0.05."""
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """(family, kind) -> a GGUF file whose matrices are blocks of that kind; made once."""
+    folder = tmp_path_factory.mktemp("native")
+
+    @cache
+    def path(family: str, kind: Kind) -> Path:
+        return save_gguf(tiny_model(family, **WIDE), folder / f"{family}-{kind.name}.gguf", {"": kind})
+
+    return path
+
+
+@cache
+def native_decoder(path: Path) -> NativeDecoder:
+    return load_native_decoder(open_model(path), pack_blocks, lambda _: "blocks")
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(COMMON["vocab_size"]) for _ in range(length)]
+
+
+def whole(decoder, tokens: list[int], block_size: int = 8) -> Tensor:
+    return PagedWorld(decoder, 1, len(tokens), block_size).step([(0, tokens)])[0].clone()
+
+
+def loss(found: Tensor, right: Tensor) -> float:
+    return ((found - right).norm() / right.norm()).item()
+
+
+@pytest.mark.parametrize("family", IN_GGUF)
+def test_a_prompt_gives_the_logits_of_the_dequantised_file(files, family):
+    path, tokens = files(family, Kind.Q8_0), prompt(40)
+    right = whole(load_decoder(open_model(path), torch.float32, "bf16"), tokens)
+    assert loss(whole(native_decoder(path), tokens), right) < LOSS_MOST
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("isa", native.isas())
+def test_every_format_on_every_instruction_set(files, kind, isa):
+    path, tokens = files("qwen2", kind), prompt(30, 1)
+    right = whole(load_decoder(open_model(path), torch.float32, "bf16"), tokens)
+    usual = native.isa()
+    try:
+        native.use(isa)
+        assert loss(whole(native_decoder(path), tokens), right) < LOSS_MOST
+    finally:
+        native.use(usual)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2"])
+def test_a_sequence_has_the_same_bits_alone_and_among_others(files, family):
+    decoder = native_decoder(files(family, Kind.Q4_1))
+    prompts = [prompt(length, seed) for seed, length in enumerate((13, 1, 30, 7))]
+    alone = []
+    for tokens in prompts:
+        world = PagedWorld(decoder, 4, 64, 8)
+        alone.append([world.step([(0, [token])])[0].clone() for token in tokens])
+    world = PagedWorld(decoder, 4, 64, 8)
+    for step in range(30):
+        here = [(row, [tokens[step]]) for row, tokens in enumerate(prompts) if step < len(tokens)]
+        for (row, _), logits in zip(here, world.step(here), strict=True):
+            assert torch.equal(logits, alone[row][step])
+
+
+def test_ragged_chunks_give_the_logits_of_one_chunk(files):
+    decoder, tokens = native_decoder(files("gemma3", Kind.Q8_0)), prompt(50, 3)
+    right = whole(decoder, tokens)
+    world = PagedWorld(decoder, 2, 64, 8, seed=5)
+    found, first = [], 0
+    for count in (1, 7, 16, 2, 24):
+        found.append(world.step([(1, tokens[first : first + count])])[0].clone())
+        first += count
+    assert loss(torch.cat(found), right) < 0.01
+
+
+def test_weights_of_a_folder_become_int8_rows(tmp_path):
+    folder = save_folder(tiny_model("qwen3", **WIDE), tmp_path / "qwen3")
+    tokens = prompt(40)
+    right = whole(load_decoder(open_model(folder), torch.float32, "bf16"), tokens)
+    found = whole(load_native_decoder(open_model(folder), pack_int8, lambda _: "int8"), tokens)
+    assert loss(found, right) < LOSS_MOST
+
+
+def test_a_sequence_that_goes_wrong_leaves_the_others_their_bits(files):
+    decoder = native_decoder(files("llama", Kind.Q4_1))
+    tokens = prompt(12)
+    right = whole(decoder, tokens)
+    world = PagedWorld(decoder, 2, 64, 8)
+    world.step([(1, tokens[:8])])
+    world.storage[0][world.tables[0][1].long(), :, 0] = torch.inf
+    found = world.step([(0, tokens), (1, tokens[8:])])
+    assert torch.equal(found[0], right)
+    assert not found[1].isfinite().any()
