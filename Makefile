@@ -21,7 +21,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help install dev native serve chat test test-all check bench bench-peers docs clean
+.PHONY: help install dev native serve chat test test-all check bench bench-peers figures docs clean
 .DELETE_ON_ERROR:
 
 help:            ## this list
@@ -75,8 +75,12 @@ check: dev       ## style, types and import contracts alone, in seconds
 bench: install   ## measured figures for MODEL
 	$(BIN)/kveik bench throughput $(MODEL) $(ARGS)
 
-bench-peers: dev ## kveik and other engines in turn, on the same files; they are built into PEERS at first; ARGS='--write docs' keeps it
+bench-peers: dev ## kveik and other engines in turn, on the same files; at first they are installed into PEERS
 	$(BIN)/python -m benchmarks.peers --home $(PEERS) $(ARGS)
+
+figures: dev     ## every figure of docs/PERFORMANCE.md about speed, start and memory, anew: half an hour, nothing else running
+	failed=; for script in bandwidth load; do $(BIN)/python -m benchmarks.$$script --write docs || failed=1; done; \
+		$(BIN)/python -m benchmarks.peers --home $(PEERS) --write docs $(ARGS) || failed=1; test -z "$$failed"
 
 docs: dev        ## write the generated pages anew: settings, and the tree of the architecture
 	$(BIN)/python -m kveik.cli.configuration > docs/CONFIGURATION.md

@@ -27,6 +27,7 @@ from benchmarks.peers.vllm_cpu import VllmCpu
 from benchmarks.peers.workload import COLUMNS
 from kveik.cli.fetch import fetch_model
 
+PICTURE = "performance.svg"
 PEERS: dict[str, Peer] = {peer.name: peer for peer in (OpenVino(), LlamaCpp(), VllmCpu())}
 # OpenVINO does not read the 0.5B, whose file has Q5_0 blocks.
 FIELD = {
@@ -85,11 +86,12 @@ def play(sides: list[Side], columns: dict[str, dict[str, list[float]]]) -> None:
             if side.name in idle:
                 continue
             try:
-                rates.setdefault(side.name, []).append(side.measure(column))
+                rate = side.measure(column)
             except SideFailed as error:
                 leave_out(side, sides, error)
             else:
-                told.append(f"{side.name} {short(rates[side.name][-1])}")
+                rates.setdefault(side.name, []).append(rate)
+                told.append(f"{side.name} {short(rate)}")
         say(f"  {title(column)}: {', '.join(told)}")
 
 
@@ -110,8 +112,8 @@ def write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
         f"{model_table(model, everything[model])}\n\n<sub>{sentence(everything[model]['environment'])}</sub>"
         for model in models
     ]
-    write_section(folder / PAGE, "peers", "\n\n".join(parts))
-    (folder / "performance.svg").write_text(picture({model: everything[model] for model in models}), encoding="utf-8")
+    (folder / PICTURE).write_text(picture({model: everything[model] for model in models}), encoding="utf-8")
+    write_section(folder / PAGE, "peers", "\n\n".join([*parts, f"![Ratios to the best peer of each column]({PICTURE})"]))
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from benchmarks.peers.workload import heard
 ROOT = Path(__file__).parents[2]
 READY_SECONDS_MAX = 600
 TURN_SECONDS_MAX = 180
+PR_SET_PDEATHSIG = 1
 
 
 class SideFailed(Exception):
@@ -73,6 +75,7 @@ class Resident:
                 text=True,
                 errors="replace",
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         facts = self._hear(READY_SECONDS_MAX)
         ready = time.perf_counter() - started
@@ -123,6 +126,11 @@ class Resident:
         finally:
             timer.cancel()
         raise SideFailed(f"{self.name} ended, or gave no answer within {seconds:.0f} s; see {self._log}")
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends, however: a stopped one would stay for ever."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def clean_environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -107,3 +108,28 @@ def test_figures_of_llama_cpp_are_read_from_its_own_output() -> None:
     assert decode_rate('\nllama: warm\n{"pl": 8, "speed_pp": 322.4, "speed_tg": 214.7, "speed": 241.6}\n') == 214.7
     with pytest.raises(SideFailed, match="0 lines"):
         decode_rate("killed")
+
+
+RUNNER = """
+import sys
+from pathlib import Path
+from benchmarks.peers.side import Resident
+side = Resident("fake", [sys.executable, "-c", sys.argv[1]], {}, Path(sys.argv[2]))
+print(side.start()["process"], flush=True)
+input()
+"""
+
+
+def test_a_sleeping_engine_does_not_outlive_a_runner_that_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUNNER, SPEAKING, str(tmp_path / "log")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean_environment({})
+    ) as runner:
+        assert runner.stdout is not None
+        process = int(runner.stdout.readline())
+        assert stopped_within(process, 5)
+        runner.kill()
+    end = time.monotonic() + 10
+    while Path(f"/proc/{process}").exists() and state_of(process) != "Z" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{process}").exists() or state_of(process) == "Z"

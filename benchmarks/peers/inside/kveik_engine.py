@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.bytes_read import bytes_per_step, file_bytes_per_step
 from benchmarks.peers.workload import answer
 from kveik import __version__
 from kveik.cli.config_file import read_config_file
 from kveik.cli.options import ENGINE, Settings, every_setting
 from kveik.config import EngineConfig
+from kveik.engine.executor import ModelExecutor
 from kveik.engine.llm import LLM, Answering
 from kveik.kernels import native
 from kveik.request.request import SamplingParams
@@ -27,10 +29,19 @@ class KveikEngine:
     """An `LLM` as the workload drives it."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._path = Path(config.model.model)
         self.said: list[str] = []
         self._llm = LLM(config, self.said.append)
         self._answering: list[Answering] = []
         self._counts: dict[int, int] = {}
+
+    @property
+    def step_bytes(self) -> int:
+        """Weights that a step reads at least."""
+        loaded = self._llm.loaded
+        executor = loaded.engine.executor
+        assert isinstance(executor, ModelExecutor)
+        return bytes_per_step(executor.decoder, self._path)
 
     @property
     def arithmetic(self) -> str:
@@ -62,6 +73,8 @@ def main() -> None:
             "version": f"{__version__}, torch {torch.__version__}",
             "weights": engine.arithmetic,
             "settings": settings.read_text(encoding="utf-8") if settings else "",
+            "step_bytes": engine.step_bytes,
+            "file_bytes": file_bytes_per_step(Path(sys.argv[1])),
             "said": [native.described(), *engine.said],
         },
     )
