@@ -13,6 +13,9 @@ from kveik.errors import BadValue
 
 BLOCK_SIZES = (8, 16, 32, 64)
 
+KV_ALIASES = {"bf16": "bfloat16", "fp8": "fp8_e4m3"}
+"""Other names for types of keys and values, and whose they are."""
+
 
 def _at_least(slice_: object, **minima: float) -> None:
     for name, low in minima.items():
@@ -59,8 +62,9 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     """Find blocks of earlier prompts by content. Off: only the choices of one request share."""
 
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Type of stored keys and values. auto: the model's."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    """Type of stored keys and values. auto: the model's. int8 and fp8 (which is fp8_e4m3) hold nearly twice as many tokens as
+    bfloat16 (bf16): one byte per value, and a scale of two bytes per token and head. int8 is the most exact of them."""
 
     kv_cache_memory_bytes: int | None = None
     """Bytes for keys and values, taken once at start. Default: what --gpu-memory-utilization leaves."""

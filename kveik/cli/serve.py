@@ -76,6 +76,7 @@ def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: 
         secret=secret,
         metrics=loaded.metrics.exposition,
         counts=lambda: _counts(loaded.engine.scheduler),
+        facts={"type of the arithmetic": loaded.dtype_name, "type of keys and values": loaded.kv_dtype_name},
         fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",
         alive=lambda: loop.alive,
         refused=lambda error: loaded.bus.publish(RequestRefused.because_of(error)),

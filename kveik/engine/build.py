@@ -66,7 +66,7 @@ class LoadedEngine:
 
     @property
     def kv_dtype_name(self) -> str:
-        return dtype_name(self.plan.kv_dtype)
+        return self.plan.kv_type.name
 
     def close(self) -> None:
         """Check the laws once more: what ends well leaves its books in order. Raises AssertionError where it does not."""
@@ -161,21 +161,23 @@ def _join(
         enable_prefix_caching=config.cache.enable_prefix_caching,
         fingerprint=fingerprint,
         # Keys and values depend on the arithmetic that made them, not only on how they are stored.
-        kv_dtype=f"{dtype_name(plan.kv_dtype)} of {dtype_name(plan.dtype)}",
+        kv_dtype=f"{plan.kv_type.name} of {dtype_name(plan.dtype)}",
     )
     scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids)
     executor = ModelExecutor(
         decoder,
         Sampler(plan.spec.vocab, tokenizer.vocab_size, eos_ids),
-        BlockStorage(memory.layouts, memory.blocks, plan.kv_dtype),
+        BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage),
         ledger.tables,
         plan.spec.groups,
         config.cache.block_size,
+        plan.kv_type.of_bytes,
     )
     bus = EventBus()
     facts = EngineFacts(
         threads=plan.threads.threads,
         dtype=dtype_name(plan.dtype),
+        kv_cache_dtype=plan.kv_type.name,
         block_size=config.cache.block_size,
         pool_bytes=memory.cache_bytes,
     )

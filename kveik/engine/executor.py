@@ -14,6 +14,7 @@ from torch import Tensor
 from kveik.cache.layout import LayerGroup
 from kveik.cache.storage import BlockStorage
 from kveik.kernels.attention import AttentionBatch
+from kveik.kernels.kv_types import KvType
 from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
 from kveik.request.request import TokenLogprob
@@ -56,13 +57,16 @@ class ModelExecutor:
         tables: Items[NDArray[np.int32]],
         groups: Items[LayerGroup],
         block_size: int,
+        kv_type: KvType | None = None,
     ) -> None:
+        """`kv_type`: as in `AttentionBatch`."""
         self.decoder = decoder
         self.sampler = sampler
         self.storage = storage
         self.tables = tables
         self.groups = groups
         self.block_size = block_size
+        self.kv_type = kv_type
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
@@ -104,6 +108,7 @@ class ModelExecutor:
             decodes=decodes,
             block_size=self.block_size,
             window=self.groups[number].window,
+            kv_type=self.kv_type,
         )
 
     def _sample(self, hidden: Tensor, rows: list[int], sequences: list[Sequence]) -> tuple[Sampled, ...]:

@@ -12,9 +12,10 @@ import torch
 
 from kveik.cache.budget import MemoryPlan, plan_memory
 from kveik.cache.layout import BlockLayout
-from kveik.config import EngineConfig, ScheduleConfig
+from kveik.config import KV_ALIASES, EngineConfig, ScheduleConfig
 from kveik.engine.machine import ThreadPlan, bf16_support, cpu_threads, memory_available
 from kveik.errors import BadValue, DoesNotFit
+from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
 from kveik.model.spec import ModelSpec, tensor_shapes
 
 ROOT = Path("/")
@@ -33,7 +34,7 @@ class ModelPlan:
 
     spec: ModelSpec
     dtype: torch.dtype
-    kv_dtype: torch.dtype
+    kv_type: KvType
     max_model_len: int
     max_chunk: int
     """Tokens of one sequence in one step at most."""
@@ -47,7 +48,7 @@ class ModelPlan:
         return (
             f"{spec.architecture}: {spec.layers} layers, {spec.heads} heads over {spec.kv_heads} of keys and values, "
             f"{spec.vocab} tokens of vocabulary, made for {spec.context} tokens of context",
-            f"arithmetic in {dtype_name(self.dtype)}, keys and values in {dtype_name(self.kv_dtype)}",
+            f"arithmetic in {dtype_name(self.dtype)}, keys and values in {self.kv_type.described}",
             self.threads.sentence,
             *self.memory.lines(),
         )
@@ -72,7 +73,7 @@ def plan_model(
     Raises `DoesNotFit`, with the arithmetic and what would work, when one sequence of the full context has no room.
     """
     dtype = _dtype(config.model.dtype, root)
-    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DTYPES[config.cache.kv_cache_dtype]
+    kv_type = _kv_type(config.cache.kv_cache_dtype, dtype, spec)
     max_model_len = _context(config, spec)
     max_chunk = chunk_at_most(config.schedule)
     if available_bytes is None:
@@ -83,7 +84,7 @@ def plan_model(
         workspace_bytes = estimated_workspace_bytes(config, spec, dtype, max_model_len)
     _check_weights(weight_bytes, available_bytes, config.cache.gpu_memory_utilization)
     memory = plan_memory(
-        layouts=tuple(BlockLayout(group, config.cache.block_size, kv_dtype.itemsize) for group in spec.groups),
+        layouts=block_layouts(spec, config.cache.block_size, kv_type),
         max_model_len=max_model_len,
         max_chunk=max_chunk,
         available_bytes=available_bytes,
@@ -100,13 +101,30 @@ def plan_model(
         threads=config.model.threads,
         omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
     )
-    return ModelPlan(spec, dtype, kv_dtype, max_model_len, max_chunk, threads, memory)
+    return ModelPlan(spec, dtype, kv_type, max_model_len, max_chunk, threads, memory)
 
 
 def _dtype(asked: str, root: Path) -> torch.dtype:
     if asked == "auto":
         return torch.bfloat16 if bf16_support(root).native else torch.float32
     return DTYPES[asked]
+
+
+def _kv_type(asked: str, dtype: torch.dtype, spec: ModelSpec) -> KvType:
+    """Raises BadValue where the type cannot hold heads of the model's size."""
+    kv_type = KV_TYPES[dtype_name(dtype) if asked == "auto" else KV_ALIASES.get(asked, asked)]
+    if kv_type.quantised and spec.head_dim % HEAD_DIM_MULTIPLE:
+        raise BadValue(
+            f"--kv-cache-dtype is {asked}, which holds heads whose size is a multiple of {HEAD_DIM_MULTIPLE}; this model's is "
+            f"{spec.head_dim}. bfloat16 and float32 hold any.",
+            param="kv_cache_dtype",
+        )
+    return kv_type
+
+
+def block_layouts(spec: ModelSpec, block_size: int, kv_type: KvType) -> tuple[BlockLayout, ...]:
+    """Per group of the model, what its blocks look like."""
+    return tuple(BlockLayout(group, block_size, kv_type.values.itemsize, kv_type.scale_bytes) for group in spec.groups)
 
 
 def _context(config: EngineConfig, spec: ModelSpec) -> int:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from kveik.cache.layout import BlockLayout, blocks_for
+from kveik.cache.layout import blocks_for
 from kveik.cache.storage import BlockStorage
-from kveik.engine.planner import ModelPlan
+from kveik.engine.planner import ModelPlan, block_layouts
 from kveik.kernels.attention import AttentionBatch
+from kveik.kernels.kv_types import KvType
 from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
 
@@ -22,10 +23,10 @@ PROBE_BLOCK_SIZE = 16
 def measured_activation_bytes(decoder: Decoder, plan: ModelPlan) -> int | None:
     """Bytes that a step of `plan.max_chunk` tokens takes at its peak; None where the kernel does not tell."""
     tokens = min(PROBE_TOKENS, plan.max_chunk, plan.max_model_len)
-    layouts = [BlockLayout(group, PROBE_BLOCK_SIZE, plan.kv_dtype.itemsize) for group in decoder.spec.groups]
+    layouts = block_layouts(decoder.spec, PROBE_BLOCK_SIZE, plan.kv_type)
     blocks = blocks_for(tokens, PROBE_BLOCK_SIZE)
-    storage = BlockStorage(layouts, [blocks] * len(layouts), plan.kv_dtype)
-    batch = _batch(decoder, tokens, blocks)
+    storage = BlockStorage(layouts, [blocks] * len(layouts), plan.kv_type.storage)
+    batch = _batch(decoder, plan.kv_type, tokens, blocks)
     if not _forget_peak():
         return None
     before = _status_bytes("VmRSS")
@@ -35,7 +36,7 @@ def measured_activation_bytes(decoder: Decoder, plan: ModelPlan) -> int | None:
     return max(0, peak - before) * -(-plan.max_chunk // tokens)
 
 
-def _batch(decoder: Decoder, tokens: int, blocks: int) -> StepBatch:
+def _batch(decoder: Decoder, kv_type: KvType, tokens: int, blocks: int) -> StepBatch:
     """One cold prompt of `tokens` tokens."""
     positions = torch.arange(tokens)
     groups = tuple(
@@ -47,6 +48,7 @@ def _batch(decoder: Decoder, tokens: int, blocks: int) -> StepBatch:
             decodes=0,
             block_size=PROBE_BLOCK_SIZE,
             window=group.window,
+            kv_type=kv_type.of_bytes,
         )
         for group in decoder.spec.groups
     )

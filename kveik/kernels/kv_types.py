@@ -1,5 +1,6 @@
-"""How keys and values are stored: as they are, or as bytes with a scale per token and head. Slow and obvious, in torch: it
-defines the bytes that every other kernel must write and read.
+"""How keys and values are stored: as they are, or as bytes with a scale per token and head. Defines every byte, in torch.
+
+Slow and obvious: what any other kernel writes and reads must be the same.
 
     storage of a group, plain:      [block, layer, key|value, kv head, slot, head dim]      bfloat16 or float32
     storage of a group, quantised:  [block, layer, key|value, kv head, record byte]         uint8
@@ -26,6 +27,9 @@ from torch import Tensor
 
 SCALE_BYTES = 2
 """A scale is a bfloat16."""
+
+HEAD_DIM_MULTIPLE = 8
+"""Quantised heads have a multiple of so many values, so that every row begins on a whole word."""
 
 LEAST_SCALE = 2.0**-126
 """The smallest normal number of float32 and bfloat16."""
@@ -60,6 +64,16 @@ class KvType:
     def scale_bytes(self) -> int:
         """Bytes per token and head beside its values."""
         return SCALE_BYTES if self.quantised else 0
+
+    @property
+    def of_bytes(self) -> KvType | None:
+        """Itself where the storage's tensor does not tell the type: what `AttentionBatch.kv_type` is."""
+        return self if self.quantised else None
+
+    @property
+    def described(self) -> str:
+        """For the log and `kveik plan`."""
+        return f"{self.name}, 1 byte each and a scale per token and head" if self.quantised else self.name
 
     def record_bytes(self, block_size: int, head_dim: int) -> int:
         """Bytes that one kv head's keys (or values) of one block take."""

@@ -95,6 +95,7 @@ class EngineFacts:
 
     threads: int
     dtype: str
+    kv_cache_dtype: str
     block_size: int
     pool_bytes: int
 
@@ -242,8 +243,10 @@ def _times(counts: _Counts) -> Iterable[Metric]:
 
 
 def _told(facts: EngineFacts) -> Iterable[Metric]:
-    info = GaugeMetricFamily("kveik:engine_info", "The arithmetic's type; always 1.", labels=["dtype"])
-    info.add_metric([facts.dtype], 1)
+    info = GaugeMetricFamily(
+        "kveik:engine_info", "Types of the arithmetic, and of keys and values; always 1.", labels=["dtype", "kv_cache_dtype"]
+    )
+    info.add_metric([facts.dtype, facts.kv_cache_dtype], 1)
     yield info
     yield _gauge("threads", "Threads of the arithmetic.", facts.threads)
     yield _gauge("block_size_tokens", "Tokens per block.", facts.block_size)

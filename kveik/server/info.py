@@ -152,7 +152,8 @@ async def version() -> dict[str, str]:
 async def status(request: Request) -> Response:
     """The live numbers of the page at /."""
     state = _state(request)
-    return json_response({"draining": state.traffic.draining, "counts": dict(state.counts())})
+    answer = {"draining": state.traffic.draining, "facts": dict(state.facts), "counts": dict(state.counts())}
+    return json_response(answer)
 
 
 @router.get("/", tags=["operation"], response_class=HTMLResponse)

@@ -261,6 +261,7 @@ class DetokenizeAnswer(BaseModel):
 
 class StatusAnswer(BaseModel):
     draining: bool
+    facts: dict[str, str]
     counts: dict[str, float]
 
 

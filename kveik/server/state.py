@@ -47,6 +47,9 @@ class ServerState:
     fingerprint: str
     """Stands for weights and settings in answers (`system_fingerprint`)."""
 
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What does not change while the server runs, for the page at /, by name."""
+
     alive: Callable[[], bool] = lambda: True
     """Whether the engine can still step."""
 

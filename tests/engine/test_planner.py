@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
-from kveik.engine.planner import estimated_weight_bytes, plan_model
+from kveik.engine.planner import ModelPlan, estimated_weight_bytes, plan_model
 from kveik.errors import BadValue, DoesNotFit
+from kveik.kernels.kv_types import BFLOAT16
 from kveik.model.decoder import load_decoder
 from kveik.model.spec import ModelSpec
 from kveik.model.weights import open_model
@@ -91,3 +93,34 @@ def test_blocks_of_a_narrower_type_are_twice_as_many(spec: ModelSpec) -> None:
         config(cache={"kv_cache_memory_bytes": 64 << 20, "kv_cache_dtype": "bfloat16"}), spec, available_bytes=GIB
     )
     assert narrow.memory.blocks[0] == 2 * wide.memory.blocks[0]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_blocks_of_bytes_are_nearly_twice_those_of_bfloat16(spec: ModelSpec, dtype: str) -> None:
+    def planned(name: str) -> ModelPlan:
+        return plan_model(config(cache={"kv_cache_memory_bytes": 64 << 20, "kv_cache_dtype": name}), spec, available_bytes=GIB)
+
+    wide, narrow = planned("bfloat16"), planned(dtype)
+    # 16 values and a scale of two bytes in place of 16 values of two bytes.
+    assert spec.head_dim == 16
+    assert narrow.memory.blocks[0] == wide.memory.blocks[0] * 32 // 18
+    assert f"keys and values in {dtype}, 1 byte each and a scale per token and head" in "\n".join(narrow.lines())
+    assert narrow.memory.layouts[0].block_bytes * 32 == wide.memory.layouts[0].block_bytes * 18
+
+
+@pytest.mark.parametrize(("alias", "name"), [("bf16", "bfloat16"), ("fp8", "fp8_e4m3"), ("auto", "float32")])
+def test_a_type_of_keys_and_values_may_be_named_as_elsewhere(spec: ModelSpec, alias: str, name: str) -> None:
+    assert plan_model(config(cache={"kv_cache_dtype": alias}), spec, available_bytes=GIB).kv_type.name == name
+
+
+def test_auto_is_the_models_arithmetic(spec: ModelSpec) -> None:
+    assert plan_model(config(model={"dtype": "bfloat16"}), spec, available_bytes=GIB).kv_type is BFLOAT16
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_heads_that_a_type_cannot_hold_are_refused_with_those_that_can(spec: ModelSpec, dtype: str) -> None:
+    odd = replace(spec, head_dim=12)
+    with pytest.raises(BadValue, match=rf"--kv-cache-dtype is {dtype}.*multiple of 8.*is 12\. bfloat16 and float32") as refused:
+        plan_model(config(cache={"kv_cache_dtype": dtype}), odd, available_bytes=GIB)
+    assert refused.value.param == "kv_cache_dtype"
+    plan_model(config(cache={"kv_cache_dtype": "bfloat16"}), odd, available_bytes=GIB)

@@ -207,6 +207,7 @@ def make_state(door: FakeDoor, tokenizer: Tokenizer, *, template: bool = True, *
         "secret": b"s" * 32,
         "metrics": lambda: "kveik_up 1\n",
         "counts": lambda: {"running": 0, "waiting": 0},
+        "facts": {"type of keys and values": "int8"},
         "fingerprint": "fp_test",
     }
     return ServerState(**(fields | changes))  # type: ignore[arg-type]  # any field, by name

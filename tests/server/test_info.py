@@ -140,7 +140,11 @@ def test_the_page_names_the_model_and_its_example_works(client: httpx.Client) ->
     for link in ("docs", "metrics", "health"):
         assert f'href="{link}"' in page.text
         assert client.get(f"/{link}").status_code == 200
-    assert client.get("/status").json() == {"draining": False, "counts": {"running": 0, "waiting": 0}}
+    assert client.get("/status").json() == {
+        "draining": False,
+        "facts": {"type of keys and values": "int8"},
+        "counts": {"running": 0, "waiting": 0},
+    }
 
 
 @pytest.mark.parametrize("template", [True, False])
