@@ -20,6 +20,7 @@ from kveik.config import EngineConfig
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.llm import LLM, Answering
 from kveik.kernels import native
+from kveik.model.decoder import Decoder
 from kveik.request.request import SamplingParams
 
 OURS = {"enable_prefix_caching": False, "kv_cache_memory_bytes": 2 << 30}
@@ -38,14 +39,18 @@ class KveikEngine:
     @property
     def step_bytes(self) -> int:
         """Weights that a step reads at least."""
-        loaded = self._llm.loaded
-        executor = loaded.engine.executor
-        assert isinstance(executor, ModelExecutor)
-        return bytes_per_step(executor.decoder, self._path)
+        return bytes_per_step(self._decoder, self._path)
 
     @property
     def arithmetic(self) -> str:
-        return f"{self._llm.loaded.dtype_name}, cache {self._llm.loaded.kv_dtype_name}"
+        """How weights are multiplied, without the reason, and what keys and values are kept in."""
+        return f"{self._decoder.described.partition(':')[0]}; cache in {self._llm.loaded.kv_dtype_name}"
+
+    @property
+    def _decoder(self) -> Decoder:
+        executor = self._llm.loaded.engine.executor
+        assert isinstance(executor, ModelExecutor)
+        return executor.decoder
 
     def submit(self, prompts: list[list[int]], new: int) -> None:
         sampling = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
