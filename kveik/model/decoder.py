@@ -12,6 +12,7 @@ from kveik.errors import Unsupported
 from kveik.model.batch import StepBatch
 from kveik.model.spec import ModelSpec
 from kveik.model.torch_decoder import load_torch_decoder
+from kveik.model.w8a8 import check_w8a8
 from kveik.model.weights import ModelFile
 
 Quantization = Literal["auto", "bf16", "w8a8", "w4a8"]
@@ -55,8 +56,13 @@ def load_decoder(file: ModelFile, dtype: torch.dtype, quantization: Quantization
 
     Raises Unsupported for a way that they do not allow.
     """
-    if quantization in ("w8a8", "w4a8"):
-        raise Unsupported(f"--quantization {quantization} is not there yet; bf16 is.")
+    if quantization == "w4a8":
+        raise Unsupported("--quantization w4a8 is not there yet; bf16 and w8a8 are.")
+    if quantization == "w8a8":
+        check_w8a8()
+        return load_torch_decoder(
+            file, dtype, "weights in int8 with a scale per output, multiplied by oneDNN: as --quantization says", w8a8=True
+        )
     name = "bfloat16" if dtype is torch.bfloat16 else "float32"
     why = "as --quantization says" if quantization == "bf16" else "nothing quicker is there for this file on this machine"
     return load_torch_decoder(file, dtype, f"weights in {name}, multiplied by oneDNN: {why}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kveik.kernels import attention
 from kveik.kernels.attention import AttentionBatch
-from kveik.model.linear import Activation, Linear
+from kveik.model.linear import Gated, Linear
 from kveik.model.rope import rotate
 
 
@@ -82,16 +82,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """down(activation(gate(x)) * up(x)), the product with `up` inside its own product."""
+    """down(activation(gate(x)) * up(x))"""
 
-    gate: Linear
-    up: Linear
+    inner: Gated
     down: Linear
-    activation: Activation
-
-    def inner(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] -> [tokens, intermediate]"""
-        return self.up.times(x, self.gate.activated(x, self.activation))
 
 
 @dataclass(frozen=True, slots=True)

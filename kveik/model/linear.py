@@ -35,6 +35,27 @@ class Linear(Protocol):
         ...
 
 
+class Gated(Protocol):
+    """activation(gate(x)) * up(x), for x [rows, inputs] -> [rows, outputs]."""
+
+    weight_bytes: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class GatedPair:
+    """Two products, what joins them inside the second."""
+
+    def __init__(self, gate: Linear, up: Linear, activation: Activation) -> None:
+        self.gate = gate
+        self.up = up
+        self.activation = activation
+        self.weight_bytes = gate.weight_bytes + up.weight_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.up.times(x, self.gate.activated(x, self.activation))
+
+
 def make_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     """weight: [outputs, inputs], which may be let go afterwards; bias: [outputs]. Both already in `dtype`."""
     assert weight.dtype == dtype

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from kveik.model.batch import StepBatch
 from kveik.model.layers import Attention, FeedForward, Layer, Norm, StepTokens
-from kveik.model.linear import Linear, PlainLinear, make_linear
+from kveik.model.linear import Gated, GatedPair, Linear, PlainLinear, make_linear
 from kveik.model.rope import RopeSpec, inverse_frequencies, turns
 from kveik.model.spec import ModelSpec
+from kveik.model.w8a8 import W8A8Gated, W8A8Linear
 from kveik.model.weights import ModelFile
 
 
@@ -85,10 +86,13 @@ class TorchDecoder:
         return [StepTokens(group, *(full if group.window is None else local)) for group in batch.groups]
 
 
-def load_torch_decoder(file: ModelFile, dtype: torch.dtype, described: str) -> TorchDecoder:
-    """Read every tensor once, straight into the target type; a packed weight's source is let go before the next is read."""
+def load_torch_decoder(file: ModelFile, dtype: torch.dtype, described: str, *, w8a8: bool = False) -> TorchDecoder:
+    """Read every tensor once, straight into the target type; a packed weight's source is let go before the next is read.
+
+    dtype: of activations, and of weights unless `w8a8`.
+    """
     with torch.inference_mode():
-        return _Loading(file, dtype).decoder(described)
+        return (_LoadingW8A8 if w8a8 else _Loading)(file, dtype).decoder(described)
 
 
 class _Loading:
@@ -141,11 +145,17 @@ class _Loading:
     def feed_forward(self, name: str, scales: Tensor) -> FeedForward:
         spec = self.spec
         return FeedForward(
-            gate=self.linear([name + "gate_proj"], [spec.intermediate], spec.hidden, spec.mlp_bias, scales),
-            up=self.linear([name + "up_proj"], [spec.intermediate], spec.hidden, spec.mlp_bias, scales),
+            inner=self.gated(name, scales),
             down=self.linear([name + "down_proj"], [spec.hidden], spec.intermediate, spec.mlp_bias),
-            activation=spec.activation,
         )
+
+    def gated(self, name: str, scales: Tensor) -> Gated:
+        spec = self.spec
+        gate, up = (
+            self.linear([name + part], [spec.intermediate], spec.hidden, spec.mlp_bias, scales)
+            for part in ("gate_proj", "up_proj")
+        )
+        return GatedPair(gate, up, spec.activation)
 
     def attention(self, name: str, scales: Tensor) -> Attention:
         spec = self.spec
@@ -168,15 +178,21 @@ class _Loading:
 
         scales: [inputs], what the norm before the product leaves to its weight's columns.
         """
-        weight = torch.empty(sum(outputs), inputs, dtype=self.dtype)
-        bias = torch.empty(sum(outputs), dtype=self.dtype) if biased else None
+        weight, bias = self.merged(names, outputs, inputs, biased, scales, self.dtype)
+        return self.counted(make_linear(weight, bias, self.dtype))
+
+    def merged(
+        self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        weight = torch.empty(sum(outputs), inputs, dtype=dtype)
+        bias = torch.empty(sum(outputs), dtype=dtype) if biased else None
         first = 0
         for name, count in zip(names, outputs, strict=True):
             self.file.read(name + ".weight", weight[first : first + count], scales)
             if bias is not None:
                 self.file.read(name + ".bias", bias[first : first + count])
             first += count
-        return self.counted(make_linear(weight, bias, self.dtype))
+        return weight, bias
 
     def projection(self, embedding: Tensor) -> Linear:
         spec = self.spec
@@ -213,3 +229,22 @@ class _Loading:
     def turning(self, rope: RopeSpec, divisors: Tensor | None) -> Turning:
         frequencies = inverse_frequencies(rope, self.spec.head_dim)
         return Turning(frequencies if divisors is None else frequencies / divisors, rope.attention_factor)
+
+
+class _LoadingW8A8(_Loading):
+    """The same with products in int8, quantised from float32."""
+
+    def linear(self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None) -> Linear:
+        weight, bias = self.merged(names, outputs, inputs, biased, scales, torch.float32)
+        return self.counted(W8A8Linear(weight, bias))
+
+    def gated(self, name: str, scales: Tensor) -> Gated:
+        spec, names = self.spec, [name + "gate_proj", name + "up_proj"]
+        weight, bias = self.merged(names, [spec.intermediate] * 2, spec.hidden, spec.mlp_bias, scales, torch.float32)
+        gated = W8A8Gated(weight, bias, spec.activation)
+        self.bytes += gated.weight_bytes
+        return gated
+
+    def projection(self, embedding: Tensor) -> Linear:
+        name = "embed_tokens" if self.spec.tied else "lm_head"
+        return self.linear([name], [self.spec.vocab], self.spec.hidden, False)

@@ -1,0 +1,140 @@
+"""Products of 8-bit integers: exact in their integers, near the float32 product, and one row's trouble stays its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kveik.errors import Unsupported
+from kveik.model.decoder import load_decoder
+from kveik.model.w8a8 import W8A8Gated, W8A8Linear, check_w8a8, quantised_rows
+from kveik.model.weights import open_model
+from tests.model.tiny import save_folder, save_gguf, tiny_model
+from tests.model.worlds import PagedWorld
+
+CAPABILITIES = torch.cpu.get_capabilities()
+vnni = pytest.mark.skipif(
+    not (CAPABILITIES.get("avx512_vnni") or CAPABILITIES.get("avx_vnni")), reason="this CPU multiplies no 8-bit integers itself"
+)
+NEAR = {"rtol": 1e-2, "atol": 0.1}
+"""Of results of size 6, rounded to bfloat16 once or twice; an activation in the middle between two steps moves them by 0.07."""
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def nearest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The slow model: each row to its nearest of 127 steps either way."""
+    scales = x.double().abs().amax(1, keepdim=True) / 127
+    return (x.double() / scales).round(), scales
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_go_to_their_nearest_steps(rows, dtype):
+    """600 inputs: 218 rows a tile, so 300 rows take two."""
+    x = (normal(rows, 600) * torch.logspace(-6, 6, max(rows, 1))[:rows, None]).to(dtype)
+    quantised, scales = quantised_rows(x)
+    steps, right = nearest(x)
+    torch.testing.assert_close(scales.double(), right, rtol=1e-6, atol=0)
+    # A value in the middle between two steps may go either way.
+    assert ((quantised.double() - 128 - steps).abs() <= ((x.double() / right - steps).abs() > 0.4999)).all()
+
+
+def test_rows_of_zeros_and_of_tiny_values_stay_finite():
+    x = torch.zeros(3, 64)
+    x[1, 5], x[2, 5] = 1e-40, 3e-38
+    quantised, scales = quantised_rows(x)
+    assert torch.isfinite(scales).all()
+    assert (quantised[0] == 128).all()
+    torch.testing.assert_close((quantised.float() - 128) * scales, x, rtol=0.01, atol=1e-38)
+
+
+@vnni
+@pytest.mark.parametrize("rows", [1, 8, 129])
+def test_integers_are_multiplied_exactly(rows):
+    """The largest sums there are: older processors' instructions would saturate, and the zero point must come out whole."""
+    x, weight = torch.full((rows, 512), 127.0), torch.full((48, 512), 127.0)
+    x[:, ::3] = -127
+    weight[1::2] = -127
+    x[-1] = torch.randint(-127, 128, (512,), generator=torch.Generator().manual_seed(1)).float()
+    x[-1, 0] = 127
+    assert torch.equal(W8A8Linear(weight.clone(), None)(x), x @ weight.T)
+
+
+@vnni
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 7, 64, 129])
+def test_products_and_what_follows_them(rows, biased, dtype):
+    weight, bias = normal(48, 32), normal(48, seed=1) if biased else None
+    x, other = normal(rows, 32, seed=2).to(dtype), normal(rows, 48, seed=3).to(dtype)
+    steps, scales = nearest(x)
+    whole, weight_scales = nearest(weight)
+    wide = ((steps * scales) @ (whole * weight_scales).T).float() + (0 if bias is None else bias)
+    linear = W8A8Linear(weight.clone(), bias)
+    assert linear.weight_bytes == 48 * 32
+    near = {"rtol": 1e-4, "atol": 0.07} if dtype == torch.float32 else NEAR
+    assert linear(x).dtype == dtype
+    torch.testing.assert_close(linear(x).float(), wide, **near)
+    torch.testing.assert_close(linear.activated(x, "silu").float(), functional.silu(wide), **near)
+    torch.testing.assert_close(linear.activated(x, "gelu_tanh").float(), functional.gelu(wide, approximate="tanh"), **near)
+    torch.testing.assert_close(linear.times(x, other.clone()).float(), wide * other.float(), **near)
+    torch.testing.assert_close(linear.plus(x, other.clone()).float(), wide + other.float(), **near)
+
+
+@vnni
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up_are_one_product(activation):
+    weight, bias, x = normal(96, 32), normal(96, seed=1), normal(9, 32, seed=2)
+    gated = W8A8Gated(weight.clone(), bias, activation)
+    gate, up = (W8A8Linear(part.clone(), half) for part, half in zip(weight.chunk(2), bias.chunk(2), strict=True))
+    torch.testing.assert_close(gated(x), gate.activated(x, activation) * up(x), rtol=1e-6, atol=1e-6)
+    assert gated.weight_bytes == gate.weight_bytes + up.weight_bytes
+
+
+@vnni
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_in_its_row(poison):
+    x, linear = normal(5, 64), W8A8Linear(normal(48, 64, seed=1), None)
+    clean = linear(x)
+    x[2, 7] = poison
+    found = linear(x)
+    others = [0, 1, 3, 4]
+    assert not torch.isfinite(found[2]).any()
+    assert torch.equal(found[others], clean[others])
+
+
+@vnni
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-biased", "qwen2", "qwen3", "gemma3"])
+def test_models_of_both_formats_come_near_the_exact_ones(tmp_path, family):
+    model = tiny_model(family)
+    paths = save_folder(model, tmp_path / "folder"), save_gguf(model, tmp_path / "m.gguf")
+    tokens = torch.randint(0, 97, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    exact, folder, file = (
+        torch.cat(PagedWorld(load_decoder(open_model(path), torch.float32, way), 1, 40, 8).step([(0, tokens)]))
+        for path, way in ((paths[0], "bf16"), (paths[0], "w8a8"), (paths[1], "w8a8"))
+    )
+    assert not torch.equal(folder, exact)
+    assert (folder - exact).norm() / exact.norm() < 0.06
+    # The two formats' weights differ by a rounding at most, which may move an integer by one.
+    assert (folder - file).norm() / exact.norm() < 0.02
+
+
+@vnni
+def test_weights_take_a_byte_each_and_are_told(tmp_path):
+    file = open_model(save_folder(tiny_model("llama"), tmp_path / "m"))
+    exact, small = load_decoder(file, torch.float32, "bf16"), load_decoder(file, torch.float32, "w8a8")
+    table = 97 * 48 * 4
+    assert small.weight_bytes == (exact.weight_bytes - table) // 4 + table
+    assert "int8" in small.described
+    assert "float32" in exact.described
+
+
+def test_a_processor_without_the_instructions_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_vnni": False})
+    with pytest.raises(Unsupported, match=r"avx512_vnni or avx_vnni.*--quantization bf16"):
+        check_w8a8()
