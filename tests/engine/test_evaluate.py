@@ -34,7 +34,7 @@ TASK = Task(text=TEXT, tokens=300, context=100, prompts=3)
 
 def config_of(folder: Path, **model: object) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(model=str(folder), **{"dtype": "float32", "quantization": "bf16", **model}),  # type: ignore[arg-type]
+        model=ModelConfig(model=str(folder), **{"dtype": "float32", "quantization": "bf16", **model}),  # type: ignore[arg-type]  # given by name
         cache=CacheConfig(kv_cache_memory_bytes=4 << 20),
         schedule=ScheduleConfig(prefill_chunk_size=32),
     )
@@ -154,13 +154,15 @@ def test_a_damaged_model_is_beyond_the_tolerance(folder: Path, damaged: Path) ->
     assert back.configuration.perplexity == pytest.approx(found.baseline.perplexity)
 
 
-def test_keys_and_values_are_read_back_as_they_were_stored(folder: Path) -> None:
+@pytest.mark.parametrize(("kind", "share"), [("bfloat16", 1 / 2), ("int8", 18 / 64), ("fp8_e5m2", 18 / 64)])
+def test_keys_and_values_are_read_back_as_they_were_stored(kind: str, share: float, folder: Path) -> None:
     """Stored in fewer bits than they were computed in, they move the distribution: the storage is really read."""
-    narrow = replace(config_of(folder), cache=CacheConfig(kv_cache_memory_bytes=4 << 20, kv_cache_dtype="bfloat16"))
+    narrow = replace(config_of(folder), cache=CacheConfig(kv_cache_memory_bytes=4 << 20, kv_cache_dtype=kind))  # type: ignore[arg-type]  # one of them
     found = measured(narrow, config_of(folder))
     assert 0 < found.divergence.mean < 0.05
-    assert (found.configuration.kv_cache_dtype, found.baseline.kv_cache_dtype) == ("bfloat16", "float32")
-    assert 2 * found.configuration.cache_bytes_per_token == found.baseline.cache_bytes_per_token
+    assert (found.configuration.kv_cache_dtype, found.baseline.kv_cache_dtype) == (kind, "float32")
+    # Heads of 16 values, and for the narrow types a scale of two bytes.
+    assert found.configuration.cache_bytes_per_token == share * found.baseline.cache_bytes_per_token
 
 
 def test_progress_names_each_stage_and_ends_when_all_is_done(folder: Path) -> None:
