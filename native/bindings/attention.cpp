@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -68,7 +69,8 @@ void check_heads(const Heads<Number>& heads, int tokens, int head_dim) {
     require(heads.stride(2) == 1 && heads.stride(1) == head_dim, "a token's heads must be contiguous");
 }
 
-void write(nb::handle keys, nb::handle values, Array<uint8_t, 2> layer, int type, int block_size, const Rows& rows, int threads) {
+void write(nb::handle keys, nb::handle values, Array<uint8_t, 2> layer, int type, int block_size, const Rows& rows,
+           int threads) {
     const auto put = [&](auto keys_array, auto values_array, auto kernel) {
         const int head_dim = int(keys_array.shape(2));
         check_heads(keys_array, rows.tokens(), head_dim);
@@ -107,12 +109,14 @@ void rope_write(Array<float, 2> qkv, int heads, int kv_heads, Array<const float,
 }
 
 void attend(Heads<float> queries, float scale, float soft_cap, Array<uint8_t, 2> layer, int type, int kv_heads, int block_size,
-            const Rows& rows, nb::ndarray<float, nb::ndim<3>, nb::device::cpu> out, int context_most, int threads) {
+            const Rows& rows, nb::ndarray<float, nb::ndim<3>, nb::device::cpu> out, int threads) {
     const int heads = int(queries.shape(1)), head_dim = int(queries.shape(2));
     check_heads(queries, rows.tokens(), head_dim);
     check_heads<float>(Heads<float>(out), rows.tokens(), head_dim);
     require(kv_heads > 0 && heads % kv_heads == 0 && int(out.shape(1)) == heads, "heads must be a multiple of kv_heads");
     const CacheView cache = cache_of(layer, type, kv_heads, head_dim, block_size);
+    int context_most = 0;
+    for (int i = 0; i < rows.view().rows; ++i) context_most = std::max(context_most, rows.contexts.data()[i]);
     nb::gil_scoped_release released;
     const size_t bytes = attention_kernels().attend_workspace(heads, kv_heads, head_dim, context_most, threads);
     const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);
@@ -136,7 +140,7 @@ void bind_attention(nb::module_& module) {
                "sin"_a.noconvert(), "query_norm"_a.noconvert().none(), "key_norm"_a.noconvert().none(), "eps"_a,
                "layer"_a.noconvert(), "type"_a, "block_size"_a, "rows"_a, "threads"_a);
     module.def("attention_attend", &attend, "queries"_a.noconvert(), "scale"_a, "soft_cap"_a, "layer"_a.noconvert(), "type"_a,
-               "kv_heads"_a, "block_size"_a, "rows"_a, "out"_a.noconvert(), "context_most"_a, "threads"_a);
+               "kv_heads"_a, "block_size"_a, "rows"_a, "out"_a.noconvert(), "threads"_a);
 }
 
 }  // namespace kveik

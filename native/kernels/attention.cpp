@@ -1,72 +1,213 @@
-// Attention over a step's rows: what is computed by whom, and how the parts come together.
+// Attention over a step's rows: who computes what, and how the parts come together.
+//
+// Decode rows are cut into spans. A unit is a row and a kv head; the spans of all units, in order, are shared out in contiguous
+// pieces. A unit that lies in one piece is folded together by whoever has it; the spans of a unit that is cut are kept, and
+// folded when all are there: in the same order, so that who had them cannot be seen.
 #include "kernels/attention.h"
 
-#include "kernels/attention_range.h"
+#include "kernels/attention_span.h"
 #include "kernels/rope_write.h"
 
 namespace kveik::KVEIK_ISA {
 
 namespace {
 
-size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+// Pieces per thread: more even out what differs between them, fewer cut fewer units.
+constexpr int pieces_per_thread = 4;
 
-size_t partial_bytes(int group, int head_dim) { return padded(sizeof(float) * (2 * group + group * head_dim)); }
+constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+constexpr size_t partial_bytes(int group, int head_dim) { return padded(sizeof(float) * (2 * group + group * head_dim)); }
 
 // A partial over `memory`; the sums come first, so that they lie at a cache line's start.
-Partial partial_at(void* memory, int group, int head_dim) {
-    float* sum = static_cast<float*>(memory);
+Partial partial_at(uint8_t* memory, int group, int head_dim) {
+    float* sum = reinterpret_cast<float*>(memory);
     float* most = sum + group * head_dim;
     return {most, most + group, sum};
 }
 
-// What one thread needs.
-struct Own {
-    float* scores;
-    Partial folded, next;
+// Where in the workspace things lie: what each thread has for itself, then the spans of units that are cut.
+struct Workspace {
+    uint8_t* base;
+    int group, head_dim;
+
+    size_t scores_bytes() const { return padded(sizeof(float) * group * range_positions); }
+    size_t slots_bytes() const { return padded(size_t(32) * head_dim * sizeof(float)); }
+    size_t own_bytes() const {
+        return scores_bytes() + prepared_bytes(group, head_dim) + slots_bytes() + 2 * partial_bytes(group, head_dim);
+    }
+    size_t bytes(int threads) const {
+        return threads * (own_bytes() + pieces_per_thread * spans_most * partial_bytes(group, head_dim));
+    }
+
+    SpanMemory memory(int rank) const {
+        uint8_t* own = base + rank * own_bytes();
+        uint8_t* queries = own + scores_bytes();
+        return {reinterpret_cast<float*>(own), queries, queries + prepared_bytes(group, head_dim)};
+    }
+    Partial folded(int rank) const { return partial_at(memory(rank).slots + slots_bytes(), group, head_dim); }
+    Partial next(int rank) const {
+        return partial_at(memory(rank).slots + slots_bytes() + partial_bytes(group, head_dim), group, head_dim);
+    }
+    Partial kept(int threads, int cut, int span) const {
+        return partial_at(base + threads * own_bytes() + (int64_t(cut) * spans_most + span) * partial_bytes(group, head_dim),
+                          group, head_dim);
+    }
 };
 
-size_t own_bytes(int group, int head_dim) {
-    return padded(sizeof(float) * group * range_positions) + 2 * partial_bytes(group, head_dim);
+// A decode row's positions, and the spans that they are cut into. The cut depends on nothing else.
+struct Cut {
+    int first, stop, size, spans;
+};
+
+Cut cut_of(const StepRows& rows, int row) {
+    const int stop = rows.contexts[row], first = rows.window ? std::max(0, stop - rows.window) : 0;
+    const int steps = (stop - first + span_step - 1) / span_step;
+    const int size = span_step * ((steps + spans_most - 2) / (spans_most - 1));
+    return {first, stop, size, (stop - 1) / size - first / size + 1};
 }
 
-Own own_at(void* workspace, int rank, int group, int head_dim) {
-    uint8_t* at = static_cast<uint8_t*>(workspace) + rank * own_bytes(group, head_dim);
-    uint8_t* folded = at + padded(sizeof(float) * group * range_positions);
-    return {reinterpret_cast<float*>(at), partial_at(folded, group, head_dim),
-            partial_at(folded + partial_bytes(group, head_dim), group, head_dim)};
-}
+// The spans of all decode rows, in order: row, kv head, span.
+class Spans {
+public:
+    Spans(const Problem& problem, const Workspace& workspace, Team& team)
+        : problem_(problem), workspace_(workspace), team_(team) {
+        for (int row = 0; row < problem.rows.decodes; ++row) total_ += int64_t(cut_of(problem.rows, row).spans) * heads();
+        pieces = int(std::min<int64_t>(total_, team.size == 1 ? 1 : team.size * pieces_per_thread));
+    }
+
+    int pieces;
+
+    // What is in one piece.
+    void attend(int piece) const {
+        int64_t at = begin(piece);
+        const int64_t stop = begin(piece + 1);
+        for (Unit unit = unit_of(at); at < stop; unit = after(unit)) {
+            const int span = int(at - unit.begin), count = int(std::min<int64_t>(unit.cut.spans - span, stop - at));
+            if (count == unit.cut.spans) attend_whole(unit);
+            else
+                for (int i = span; i < span + count; ++i)
+                    attend_span(unit, i, kept(piece_after(unit.begin), i));
+            at += count;
+        }
+    }
+
+    // The units that are cut, once everybody is done; ends with a barrier where there are any.
+    void fold_cut() const {
+        bool any = false;
+        for (int piece = 1; piece < pieces; ++piece) {
+            const Unit unit = unit_of(begin(piece));
+            if (unit.begin == begin(piece)) continue;
+            any = true;
+            // A unit in more than two pieces is found at each of its cuts.
+            if (piece_after(unit.begin) != piece || piece % team_.size != team_.rank) continue;
+            for (int span = 1; span < unit.cut.spans; ++span)
+                fold(kept(piece, 0), kept(piece, span), problem_.group, head_dim());
+            finish(kept(piece, 0), problem_.group, head_dim(), out_of(unit));
+        }
+        if (any) team_.barrier();
+    }
+
+private:
+    struct Unit {
+        int row, kv_head;
+        int64_t begin;
+        Cut cut;
+    };
+
+    int heads() const { return problem_.cache.kv_heads; }
+    int head_dim() const { return problem_.cache.head_dim; }
+    int64_t begin(int piece) const { return total_ * piece / pieces; }
+
+    // The first piece that begins behind `at`.
+    int piece_after(int64_t at) const { return int(((at + 1) * pieces + total_ - 1) / total_); }
+
+    Unit unit_of(int64_t at) const {
+        int64_t begin = 0;
+        for (int row = 0;; ++row) {
+            const Cut cut = cut_of(problem_.rows, row);
+            const int64_t spans = int64_t(cut.spans) * heads();
+            if (at < begin + spans) {
+                const int kv_head = int((at - begin) / cut.spans);
+                return {row, kv_head, begin + int64_t(kv_head) * cut.spans, cut};
+            }
+            begin += spans;
+        }
+    }
+
+    Unit after(const Unit& unit) const {
+        const int64_t begin = unit.begin + unit.cut.spans;
+        if (unit.kv_head + 1 < heads()) return {unit.row, unit.kv_head + 1, begin, unit.cut};
+        const int row = unit.row + 1;
+        return {row, 0, begin, row < problem_.rows.decodes ? cut_of(problem_.rows, row) : unit.cut};
+    }
+
+    // Where a unit that is first cut where `piece` begins keeps its spans.
+    Partial kept(int piece, int span) const { return workspace_.kept(team_.size, piece, span); }
+
+    int64_t offset(const Unit& unit) const { return int64_t(unit.kv_head) * problem_.group * head_dim(); }
+    float* out_of(const Unit& unit) const { return problem_.out + unit.row * problem_.out_stride + offset(unit); }
+
+    void attend_span(const Unit& unit, int index, const Partial& to) const {
+        const int64_t low = (int64_t(unit.cut.first / unit.cut.size) + index) * unit.cut.size;
+        const Span span{problem_.queries + unit.row * problem_.stride + offset(unit),
+                        problem_.rows.tables + unit.row * problem_.rows.table_stride,
+                        unit.kv_head,
+                        int(std::max<int64_t>(low, unit.cut.first)),
+                        int(std::min<int64_t>(low + unit.cut.size, unit.cut.stop))};
+#if defined(__AVX512BF16__)
+        const auto kernel = problem_.cache.type == KvType::bf16 ? attend_span_bf16 : attend_span_f32;
+#else
+        const auto kernel = attend_span_f32;
+#endif
+        kernel(problem_, span, workspace_.memory(team_.rank), to);
+    }
+
+    void attend_whole(const Unit& unit) const {
+        const Partial folded = workspace_.folded(team_.rank), next = workspace_.next(team_.rank);
+        for (int span = 0; span < unit.cut.spans; ++span) {
+            attend_span(unit, span, span == 0 ? folded : next);
+            if (span != 0) fold(folded, next, problem_.group, head_dim());
+        }
+        finish(folded, problem_.group, head_dim(), out_of(unit));
+    }
+
+    const Problem& problem_;
+    const Workspace& workspace_;
+    Team& team_;
+    int64_t total_ = 0;
+};
 
 // One token of a row, at `position`, by the heads of one kv head.
-void attend_token(const Problem& problem, int row, int64_t token, int position, int kv_head, const Own& own) {
-    const int group = problem.group, head_dim = problem.cache.head_dim, window = problem.rows.window;
-    const int64_t offset = int64_t(kv_head) * group * head_dim;
-    const int first = window ? std::max(0, position - window + 1) : 0, stop = position + 1;
-    RangeTask task{problem.queries + token * problem.stride + offset,
-                   problem.rows.tables + row * problem.rows.table_stride, kv_head, first, stop};
-    for (int at = first; at < stop;) {
-        task.first = at;
-        task.stop = at = std::min(stop, (at / range_positions + 1) * range_positions);
-        attend_range_f32(problem, task, own.scores, task.first == first ? own.folded : own.next);
-        if (task.first != first) fold(own.folded, own.next, group, head_dim);
-    }
-    finish(own.folded, group, head_dim, problem.out + token * problem.out_stride + offset);
+void attend_token(const Problem& problem, int row, int64_t token, int position, int kv_head, const Workspace& workspace,
+                  const Team& team) {
+    const int window = problem.rows.window;
+    const int64_t offset = int64_t(kv_head) * problem.group * problem.cache.head_dim;
+    const Partial folded = workspace.folded(team.rank);
+    const Span span{problem.queries + token * problem.stride + offset, problem.rows.tables + row * problem.rows.table_stride,
+                    kv_head, window ? std::max(0, position - window + 1) : 0, position + 1};
+    attend_span_f32(problem, span, workspace.memory(team.rank), folded);
+    finish(folded, problem.group, problem.cache.head_dim, problem.out + token * problem.out_stride + offset);
 }
 
 void attend(const float* queries, int64_t stride, int heads, float scale, float soft_cap, const CacheView& cache,
-            const StepRows& rows, float* out, int64_t out_stride, void* workspace, Team& team) {
-    const int group = heads / cache.kv_heads;
-    const Problem problem{queries, stride, out, out_stride, heads, group, scale, soft_cap, cache, rows};
-    const Own own = own_at(workspace, team.rank, group, cache.head_dim);
-    team.each(int64_t(rows.rows) * cache.kv_heads, 1, [&](int64_t item, int64_t) {
-        const int row = int(item / cache.kv_heads), kv_head = int(item % cache.kv_heads);
+            const StepRows& rows, float* out, int64_t out_stride, void* memory, Team& team) {
+    const Problem problem{queries, stride, out, out_stride, heads / cache.kv_heads, scale, soft_cap, cache, rows};
+    const Workspace workspace{static_cast<uint8_t*>(memory), problem.group, cache.head_dim};
+    const Spans spans(problem, workspace, team);
+    const int64_t prefills = int64_t(rows.rows - rows.decodes) * cache.kv_heads;
+    team.each(prefills + spans.pieces, 1, [&](int64_t item, int64_t) {
+        if (item >= prefills) return spans.attend(int(item - prefills));
+        const int row = rows.decodes + int(item / cache.kv_heads), kv_head = int(item % cache.kv_heads);
         const int first = rows.query_starts[row], stop = rows.query_starts[row + 1];
         for (int token = first; token < stop; ++token)
-            attend_token(problem, row, token, rows.contexts[row] - (stop - token), kv_head, own);
+            attend_token(problem, row, token, rows.contexts[row] - (stop - token), kv_head, workspace, team);
     });
+    spans.fold_cut();
 }
 
 size_t attend_workspace(int heads, int kv_heads, int head_dim, int /*context_most*/, int threads) {
-    return threads * own_bytes(heads / kv_heads, head_dim);
+    return Workspace{nullptr, heads / kv_heads, head_dim}.bytes(threads);
 }
 
 }  // namespace

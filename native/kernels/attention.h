@@ -67,7 +67,7 @@ struct AttentionKernels {
     void (*attend)(const float* queries, int64_t stride, int heads, float scale, float soft_cap, const CacheView& cache,
                    const StepRows& rows, float* out, int64_t out_stride, void* workspace, Team& team);
 
-    // Bytes of workspace, aligned to 64, for steps whose contexts are at most `context_most`.
+    // Bytes of workspace, which is aligned to 64, for steps whose contexts are at most `context_most`.
     size_t (*attend_workspace)(int heads, int kv_heads, int head_dim, int context_most, int threads);
 };
 

@@ -64,14 +64,15 @@ inline void store_bf16(f32x16 v, uint8_t* to) {
     std::memcpy(to, &narrow, 32);
 }
 
-// To the nearest, ties to even. |v| is at most half a step beyond the largest number of the type, and no NaN.
+// To the nearest, ties to even. |v| is at most the largest number of the type.
 template <int mantissa_bits>
 inline void store_fp8(f32x16 v, uint8_t* to) {
     constexpr int shift = 23 - mantissa_bits, bias = mantissa_bits == 3 ? 7 : 15;
     const u32x16 sign = ((u32x16)v >> 24) & 0x80;
     const f32x16 magnitude = abs(v);
     const u32x16 bits = (u32x16)magnitude;
-    const u32x16 normal = ((bits + ((1u << (shift - 1)) - 1) + ((bits >> shift) & 1)) >> shift) - ((127 - bias) << mantissa_bits);
+    const u32x16 rounded = (bits + ((1u << (shift - 1)) - 1) + ((bits >> shift) & 1)) >> shift;
+    const u32x16 normal = rounded - ((127 - bias) << mantissa_bits);
     // Below the smallest normal number the steps are even: adding 1.5 * 2^23 steps leaves the rounded count in the low bits.
     constexpr float step = mantissa_bits == 3 ? 0x1p-9f : 0x1p-16f;
     const u32x16 subnormal = (u32x16)(magnitude + 12582912.0f * step) & 0xff;
@@ -96,20 +97,33 @@ inline void store_number(f32x16 v, uint8_t* to) {
     if constexpr (type == KvType::fp8_e5m2) store_fp8<2>(v, to);
 }
 
-// The scale that brings a head [head_dim] into the type's range; returns its inverse, 0 where all that is stored is zeros.
+// A head's scale, as kveik/kernels/kv_types.py defines it: rounded up, so that no number exceeds the largest of the type; NaN
+// where a number is NaN or infinite. Returns its inverse, 0 where all that is stored is zeros.
 template <KvType type>
 inline float store_scale(const float* head, int head_dim, uint8_t* to) {
-    f32x16 most{}, broken{};
+    // Magnitudes in order as integers; those of NaN and infinity are the largest.
+    i32x16 bits_most{};
     for (int i = 0; i < head_dim; i += 16) {
-        most = max(most, abs(load(head + i)));
-        broken += load(head + i) * 0.0f;
+        const i32x16 bits = (i32x16)abs(load(head + i));
+        bits_most = bits > bits_most ? bits : bits_most;
     }
-    uint16_t bits = f32_to_bf16(largest(most) / most_stored(type));
-    // Below that, the inverse is no number; such heads are zeros in all but name.
-    float inverse = bf16_to_f32(bits) >= 0x1p-120f ? 1.0f / bf16_to_f32(bits) : 0.0f;
-    if (const float zero = sum(broken); zero != zero) {
-        bits = 0x7fc0;
-        inverse = 0.0f;
+    int32_t most = 0;
+    for (int i = 0; i < 16; ++i) most = std::max(most, bits_most[i]);
+    if (most >= 0x7f800000) {
+        const uint16_t nan = 0x7fc0;
+        std::memcpy(to, &nan, 2);
+        return 0.0f;
+    }
+    float magnitude;
+    std::memcpy(&magnitude, &most, 4);
+    const float ratio = std::max(magnitude / most_stored(type), 0x1p-126f);
+    uint32_t wide;
+    std::memcpy(&wide, &ratio, 4);
+    uint16_t bits = uint16_t((wide + 0xffff) >> 16);
+    float inverse = 1.0f / bf16_to_f32(bits);
+    if (magnitude == 0) {
+        bits = 0x3f80;
+        inverse = 1.0f;
     }
     std::memcpy(to, &bits, 2);
     return inverse;
