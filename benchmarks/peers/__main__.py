@@ -7,6 +7,7 @@ stopped; peers that are not there are installed first. Tokens per second and rat
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ def say(line: str) -> None:
 def compare(model: str, given: argparse.Namespace) -> dict[str, Any]:
     """All rounds of one model; what `model_table` takes. Raises SideFailed where kveik itself does not work."""
     file, facts = fetch_model(model), environment()
+    if os.getloadavg()[0] > 0.5:
+        say(f"Others are at work (load average {os.getloadavg()[0]:.1f}): figures of now say little.")
     home: Path = given.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
     sides: list[Side] = [kveik_side(home, file, given.threads, given.settings)]

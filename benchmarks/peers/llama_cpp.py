@@ -71,7 +71,8 @@ class LlamaCppSide:
 
     def start(self) -> dict[str, object]:
         build = self._run("llama-bench", "-p", "1", "-n", "0", "-r", "1", "-o", "json")
-        return {"version": f"{PACKAGE} {VERSION} ({json.loads(build)[0]['build_commit']})", "weights": "the file's"}
+        commit = json.loads(build)[0]["build_commit"]
+        return {"version": f"{commit} of {PACKAGE} {VERSION}", "weights": "weights as in the file"}
 
     def measure(self, column: str) -> float:
         if column == PREFILL:

@@ -14,7 +14,7 @@ from benchmarks.peers.figures import ASKED, Ratio, ratio_to_best
 from benchmarks.peers.tables import title
 from benchmarks.peers.workload import COLUMNS
 
-WIDTH, LEFT, RIGHT = 760, 170, 60
+WIDTH, LEFT, RIGHT = 800, 140, 130
 BAR, GAP, HEAD, FOOT = 16, 6, 34, 44
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2328 }
@@ -42,7 +42,7 @@ def picture(models: Mapping[str, Mapping[str, Any]]) -> str:
     height = y + FOOT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">\n'
-        f"<title>Tokens per second of kveik in multiples of the best peer</title>\n<style>{STYLE}</style>\n"
+        f"<title>Tokens per second of kveik, in multiples of the best peer</title>\n<style>{STYLE}</style>\n"
         f"{grid(y, scale, top)}\n{''.join(parts)}{legend(y + 34)}</svg>\n"
     )
 
@@ -90,6 +90,6 @@ def grid(bottom: int, scale: float, top: float) -> str:
 
 def legend(y: int) -> str:
     return (
-        f'<text class="faint" x="{LEFT}" y="{y}">times the best peer of the column (line at 1); thick marks: asked for; '
+        f'<text class="faint" x="10" y="{y}">times the best peer of the column (line at 1); thick marks: asked for; '
         "thin lines: lowest to highest round</text>\n"
     )

