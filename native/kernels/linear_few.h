@@ -30,44 +30,47 @@ constexpr bool whole_tiles = true;
 constexpr bool whole_tiles = false;
 #endif
 
-// The scales of a chunk, as floats: [half groups, groups or one][16 outputs], and the minima of its groups.
+// The scales of a chunk, each made when it is wanted: of a group, or of a half group (q6_k).
+template <WeightFormat format, bool super = traits_of(format).super>
 struct ChunkScales {
-    alignas(64) float scale[16][16];
-    alignas(64) float minimum[8][16];
+    const uint8_t* chunk;
+    int groups;
+    ChunkScales(const uint8_t* chunk, int groups) : chunk(chunk), groups(groups) {}
+    Floats scale(int g) const { return load_halves(chunk + g * 32); }
+    Floats minimum(int g) const { return load_halves(chunk + (groups + g) * 32); }
 };
 
-// 6-bit factors of q4_k and q5_k -> scale = d * factor, minimum = -dmin * factor.
-inline void load_super_scales(const uint8_t* from, ChunkScales& to) {
-    alignas(64) float d[16], dmin[16];
-    store_floats(d, load_halves(from + 192));
-    store_floats(dmin, load_halves(from + 224) * splat_floats(-1.0f));
-    for (int g = 0; g < 4; ++g) {
-        for (int o = 0; o < 16; ++o) {
-            const int at = g * 16 + o, scales = from[at], minima = from[64 + at], upper = from[128 + at];
-            to.scale[g][o] = d[o] * float((scales & 15) | (upper & 3) << 4);
-            to.scale[g + 4][o] = d[o] * float(scales >> 4 | (upper & 12) << 2);
-            to.minimum[g][o] = dmin[o] * float((minima & 15) | (upper & 48));
-            to.minimum[g + 4][o] = dmin[o] * float(minima >> 4 | (upper & 192) >> 2);
-        }
-    }
-}
-
+// q4_k and q5_k: 6-bit factors of d, and of dmin, which is subtracted.
 template <WeightFormat format>
-inline void load_scales(const uint8_t* from, int groups, ChunkScales& to) {
-    if constexpr (format == WeightFormat::w8) return;
-    else if constexpr (format == WeightFormat::q6_k) {
-        const Floats d = load_halves(from + 256);
-        for (int half = 0; half < 16; ++half)
-            store_floats(to.scale[half], d * load_int8(reinterpret_cast<const int8_t*>(from) + half * 16));
-    } else if constexpr (traits_of(format).super) {
-        load_super_scales(from, to);
-    } else {
-        for (int g = 0; g < groups; ++g) {
-            store_floats(to.scale[g], load_halves(from + g * 32));
-            if constexpr (traits_of(format).minimum) store_floats(to.minimum[g], load_halves(from + (groups + g) * 32));
-        }
+struct ChunkScales<format, true> {
+    uint8_t scales[128], minima[128];
+    Floats d, dmin;
+    ChunkScales(const uint8_t* chunk, int) : d(load_halves(chunk + 192)), dmin(load_halves(chunk + 224) * splat_floats(-1.0f)) {
+        const Bytes scale = load_bytes(chunk), minimum = load_bytes(chunk + 64), upper = load_bytes(chunk + 128);
+        store_bytes(scales, with_high<0, 0x30>(low_nibbles(scale), upper));
+        store_bytes(scales + 64, with_high<2, 0x30>(high_nibbles(scale), upper));
+        store_bytes(minima, with_high<4, 0x30>(low_nibbles(minimum), upper));
+        store_bytes(minima + 64, with_high<6, 0x30>(high_nibbles(minimum), upper));
     }
-}
+    Floats scale(int g) const { return d * load_uint8(scales + 16 * g); }
+    Floats minimum(int g) const { return dmin * load_uint8(minima + 16 * g); }
+};
+
+template <>
+struct ChunkScales<WeightFormat::q6_k, true> {
+    const uint8_t* chunk;
+    Floats d;
+    ChunkScales(const uint8_t* chunk, int) : chunk(chunk), d(load_halves(chunk + 256)) {}
+    Floats scale(int half) const { return d * load_int8(chunk + 16 * half); }
+};
+
+// w8: one scale per output, at the panel's start.
+template <>
+struct ChunkScales<WeightFormat::w8, false> {
+    Floats whole;
+    ChunkScales(const uint8_t* panel, int) : whole(load_floats(reinterpret_cast<const float*>(panel))) {}
+    Floats scale(int) const { return whole; }
+};
 
 // Quad k of a group, unsigned.
 template <int bits, int k>
@@ -112,8 +115,7 @@ inline void scaled_quads(Floats (&sums)[height], const uint8_t* group, const int
 template <WeightFormat format, int height>
 inline void few_chunk(Floats (&sums)[height], const uint8_t* chunk, const FewJob& job, int first, int groups) {
     constexpr bool halves = format == WeightFormat::q6_k;
-    ChunkScales scales;
-    load_scales<format>(chunk, groups, scales);
+    const ChunkScales<format> scales(format == WeightFormat::w8 ? job.panel : chunk, groups);
     const int step = whole_tiles ? height : job.at.rows, group = first / group_inputs;
     const auto* values = reinterpret_cast<const int32_t*>(job.tile) + first / 4 * step + job.row;
     const auto* minus = reinterpret_cast<const int32_t*>(job.tile + (halves ? job.at.minus16 : job.at.minus32)) +
@@ -122,16 +124,13 @@ inline void few_chunk(Floats (&sums)[height], const uint8_t* chunk, const FewJob
     const uint8_t* weights = chunk + scale_bytes(format, groups);
     for (int g = 0; g < groups; ++g, weights += group_bytes(format), values += 8 * step) {
         if constexpr (halves) {
-            scaled_quads<format, 0, 4>(sums, weights, values, step, minus + 2 * g * step, load_floats(scales.scale[2 * g]));
-            scaled_quads<format, 4, 8>(sums, weights, values, step, minus + (2 * g + 1) * step,
-                                       load_floats(scales.scale[2 * g + 1]));
+            scaled_quads<format, 0, 4>(sums, weights, values, step, minus + 2 * g * step, scales.scale(2 * g));
+            scaled_quads<format, 4, 8>(sums, weights, values, step, minus + (2 * g + 1) * step, scales.scale(2 * g + 1));
         } else {
-            const Floats scale = format == WeightFormat::w8 ? load_floats(reinterpret_cast<const float*>(job.panel))
-                                                            : load_floats(scales.scale[g]);
-            scaled_quads<format, 0, 8>(sums, weights, values, step, minus + g * step, scale);
+            scaled_quads<format, 0, 8>(sums, weights, values, step, minus + g * step, scales.scale(g));
         }
         if constexpr (traits_of(format).minimum) {
-            const Floats minimum = load_floats(scales.minimum[g]);
+            const Floats minimum = scales.minimum(g);
 #pragma GCC unroll 12
             for (int r = 0; r < height; ++r) sums[r] = fma(splat_floats(sums32[g * step + r]), minimum, sums[r]);
         }

@@ -21,6 +21,7 @@ struct Floats {
 };
 
 inline Bytes load_bytes(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
+inline void store_bytes(uint8_t* to, Bytes b) { _mm512_storeu_si512(to, b.v); }
 inline Bytes low_nibbles(Bytes b) { return {_mm512_and_si512(b.v, _mm512_set1_epi8(15))}; }
 inline Bytes high_nibbles(Bytes b) { return {_mm512_and_si512(_mm512_srli_epi16(b.v, 4), _mm512_set1_epi8(15))}; }
 
@@ -48,9 +49,9 @@ inline void store_floats(float* to, Floats x) { _mm512_storeu_ps(to, x.v); }
 inline Floats load_halves(const uint8_t* from) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
 }
-inline Floats load_int8(const int8_t* from) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))))};
-}
+inline __m128i load_16(const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
+inline Floats load_int8(const uint8_t* from) { return to_floats({_mm512_cvtepi8_epi32(load_16(from))}); }
+inline Floats load_uint8(const uint8_t* from) { return to_floats({_mm512_cvtepu8_epi32(load_16(from))}); }
 inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
@@ -104,6 +105,10 @@ struct Floats {
 
 inline __m256i load256(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 inline Bytes load_bytes(const uint8_t* from) { return {load256(from), load256(from + 32)}; }
+inline void store_bytes(uint8_t* to, Bytes b) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), b.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), b.b);
+}
 inline Bytes masked(Bytes x, int mask) {
     return {_mm256_and_si256(x.a, _mm256_set1_epi8(char(mask))), _mm256_and_si256(x.b, _mm256_set1_epi8(char(mask)))};
 }
@@ -139,9 +144,12 @@ inline Floats load_halves(const uint8_t* from) {
     const auto* at = reinterpret_cast<const __m128i*>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
 }
-inline Floats load_int8(const int8_t* from) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return to_floats({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+inline __m128i load_8(const uint8_t* from) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)); }
+inline Floats load_int8(const uint8_t* from) {
+    return to_floats({_mm256_cvtepi8_epi32(load_8(from)), _mm256_cvtepi8_epi32(load_8(from + 8))});
+}
+inline Floats load_uint8(const uint8_t* from) {
+    return to_floats({_mm256_cvtepu8_epi32(load_8(from)), _mm256_cvtepu8_epi32(load_8(from + 8))});
 }
 inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.a, b.a), _mm256_add_ps(a.b, b.b)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.a, b.a), _mm256_mul_ps(a.b, b.b)}; }
@@ -193,6 +201,7 @@ inline Bytes load_bytes(const uint8_t* from) {
     std::memcpy(&b, from, 64);
     return b;
 }
+inline void store_bytes(uint8_t* to, Bytes b) { std::memcpy(to, &b, 64); }
 inline Bytes low_nibbles(Bytes b) {
     return made<Bytes>(64, [&](int i) { return uint8_t(b.v[i] & 15); });
 }
@@ -229,7 +238,10 @@ inline Floats load_halves(const uint8_t* from) {
         return f16_to_f32(half);
     });
 }
-inline Floats load_int8(const int8_t* from) {
+inline Floats load_int8(const uint8_t* from) {
+    return made<Floats>(16, [&](int i) { return float(int8_t(from[i])); });
+}
+inline Floats load_uint8(const uint8_t* from) {
     return made<Floats>(16, [&](int i) { return float(from[i]); });
 }
 inline Floats operator+(Floats a, Floats b) {
