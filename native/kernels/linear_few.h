@@ -1,8 +1,8 @@
 // Few rows: the weights' own scales and groups, one panel of 16 outputs times a tile of up to 12 rows at a time.
 #pragma once
 
-#include "kernels/linear_layout.h"
-#include "kernels/linear_vectors.h"
+#include "kernels/linear_put.h"
+#include "kernels/linear_scales.h"
 
 namespace kveik::KVEIK_ISA {
 
@@ -17,6 +17,8 @@ struct FewJob {
     int64_t stride;
     int rows, outputs;  // that exist: of the tile's, and of 16
     bool add;
+    const uint8_t* ahead;  // what is to be read next, and how many bytes of it are fetched with every group
+    int ahead_bytes;
     int row = 0;  // of the tile, with which the kernel begins
 };
 
@@ -29,61 +31,6 @@ constexpr bool whole_tiles = true;
 // A tile is taken in pieces of a few rows: more would not fit in registers, and takes minutes to compile.
 constexpr bool whole_tiles = false;
 #endif
-
-// The scales of a chunk, each made when it is wanted: of a group, or of a half group (q6_k).
-template <WeightFormat format, bool super = traits_of(format).super>
-struct ChunkScales {
-    const uint8_t* chunk;
-    int groups;
-    ChunkScales(const uint8_t* chunk, int groups) : chunk(chunk), groups(groups) {}
-    Floats scale(int g) const { return load_halves(chunk + g * 32); }
-    Floats minimum(int g) const { return load_halves(chunk + (groups + g) * 32); }
-};
-
-// q4_k and q5_k: 6-bit factors of d, and of dmin, which is subtracted.
-template <WeightFormat format>
-struct ChunkScales<format, true> {
-    uint8_t scales[128], minima[128];
-    Floats d, dmin;
-    ChunkScales(const uint8_t* chunk, int) : d(load_halves(chunk + 192)), dmin(load_halves(chunk + 224) * splat_floats(-1.0f)) {
-        const Bytes scale = load_bytes(chunk), minimum = load_bytes(chunk + 64), upper = load_bytes(chunk + 128);
-        store_bytes(scales, with_high<0, 0x30>(low_nibbles(scale), upper));
-        store_bytes(scales + 64, with_high<2, 0x30>(high_nibbles(scale), upper));
-        store_bytes(minima, with_high<4, 0x30>(low_nibbles(minimum), upper));
-        store_bytes(minima + 64, with_high<6, 0x30>(high_nibbles(minimum), upper));
-    }
-    Floats scale(int g) const { return d * load_uint8(scales + 16 * g); }
-    Floats minimum(int g) const { return dmin * load_uint8(minima + 16 * g); }
-};
-
-template <>
-struct ChunkScales<WeightFormat::q6_k, true> {
-    const uint8_t* chunk;
-    Floats d;
-    ChunkScales(const uint8_t* chunk, int) : chunk(chunk), d(load_halves(chunk + 256)) {}
-    Floats scale(int half) const { return d * load_int8(chunk + 16 * half); }
-};
-
-// w8: one scale per output, at the panel's start.
-template <>
-struct ChunkScales<WeightFormat::w8, false> {
-    Floats whole;
-    ChunkScales(const uint8_t* panel, int) : whole(load_floats(reinterpret_cast<const float*>(panel))) {}
-    Floats scale(int) const { return whole; }
-};
-
-// Quad k of a group, unsigned.
-template <int bits, int k>
-inline Bytes quad(const uint8_t* group) {
-    if constexpr (bits == 8) return load_bytes(group + 64 * k);
-    else {
-        const Bytes both = load_bytes(group + 64 * (k % 4));
-        const Bytes value = k < 4 ? low_nibbles(both) : high_nibbles(both);
-        if constexpr (bits == 5) return with_high<k, 0x10>(value, load_bytes(group + 256));
-        else if constexpr (bits == 6) return with_high<2 * (k % 4), 0x30>(value, load_bytes(group + 256 + 64 * (k / 4)));
-        else return value;
-    }
-}
 
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
@@ -122,7 +69,9 @@ inline void few_chunk(Floats (&sums)[height], const uint8_t* chunk, const FewJob
                         (halves ? 2 * group : group) * step + job.row;
     const auto* sums32 = reinterpret_cast<const float*>(job.tile + job.at.sums32) + group * step + job.row;
     const uint8_t* weights = chunk + scale_bytes(format, groups);
+    const uint8_t* ahead = job.ahead + int64_t(group) * job.ahead_bytes;
     for (int g = 0; g < groups; ++g, weights += group_bytes(format), values += 8 * step) {
+        for (const uint8_t* end = ahead + job.ahead_bytes; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
         if constexpr (halves) {
             scaled_quads<format, 0, 4>(sums, weights, values, step, minus + 2 * g * step, scales.scale(2 * g));
             scaled_quads<format, 4, 8>(sums, weights, values, step, minus + (2 * g + 1) * step, scales.scale(2 * g + 1));
@@ -137,27 +86,11 @@ inline void few_chunk(Floats (&sums)[height], const uint8_t* chunk, const FewJob
     }
 }
 
-// out[0..count) (+)= sums + bias.
-inline void put(Floats sums, const float* bias, float* out, int count, bool add) {
-    if (count == panel_outputs) {
-        if (bias) sums = sums + load_floats(bias);
-        if (add) sums = sums + load_floats(out);
-        store_floats(out, sums);
-        return;
-    }
-    float values[panel_outputs];
-    store_floats(values, sums);
-    for (int o = 0; o < count; ++o) {
-        const float value = bias ? values[o] + bias[o] : values[o];
-        out[o] = add ? value + out[o] : value;
-    }
-}
-
 template <WeightFormat format, int height>
 void few_panel(const FewJob& job) {
-    // In memory rather than in registers: they are needed once in a chunk.
-    alignas(64) Floats total[height];
-    for (Floats& row : total) row = zero_floats();
+    alignas(64) float memory[height * 16];
+    float* total = memory;
+    for (int r = 0; r < height; ++r) store_floats(total + 16 * r, zero_floats());
     const int step = whole_tiles ? height : job.at.rows;
     const auto* scales = reinterpret_cast<const float*>(job.tile + job.at.scales) + job.row;
     const uint8_t* chunk = job.panel + panel_head(format);
@@ -166,13 +99,15 @@ void few_panel(const FewJob& job) {
         Floats sums[height];
 #pragma GCC unroll 12
         for (int r = 0; r < height; ++r) sums[r] = zero_floats();
+        if (height > 4) total = in_memory(total);
         few_chunk<format, height>(sums, chunk, job, first, groups);
 #pragma GCC unroll 12
-        for (int r = 0; r < height; ++r) total[r] = fma(sums[r], splat_floats(scales[r]), total[r]);
+        for (int r = 0; r < height; ++r)
+            store_floats(total + 16 * r, fma(sums[r], splat_floats(scales[r]), load_floats(total + 16 * r)));
         chunk += chunk_bytes(format, groups);
     }
     const int rows = job.rows - job.row < height ? job.rows - job.row : height;
-    for (int r = 0; r < rows; ++r) put(total[r], job.bias, job.out + (job.row + r) * job.stride, job.outputs, job.add);
+    for (int r = 0; r < rows; ++r) put(load_floats(total + 16 * r), job.bias, job.out + (job.row + r) * job.stride, job.outputs, job.add);
 }
 
 #if defined(__AVX512VNNI__)

@@ -30,7 +30,7 @@ constexpr int tile_rows_max = 12;
 
 // From this many rows on, weights are first expanded to int8 with one scale per output and chunk. The sums then differ slightly
 // from those of fewer rows; on either side a row's sums do not depend on the other rows.
-constexpr int rows_many = 1 << 30;
+constexpr int rows_many = 72;
 
 static constexpr int round_up(int count, int to) { return (count + to - 1) / to * to; }
 static constexpr int64_t round_up(int64_t count, int to) { return (count + to - 1) / to * to; }

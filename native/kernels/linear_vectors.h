@@ -66,8 +66,10 @@ inline Bytes factors(Bytes b) {
 }
 // acc + the sum over an output's 4 bytes, unsigned, times `quad`'s 4, signed.
 template <int bits>
-inline Ints dot(Ints acc, Bytes w, int32_t quad) {
-    return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(quad))};
+inline Ints dot(Ints acc, Bytes w, const int32_t& quad) {
+    // As an intrinsic it makes the compiler copy sums from register to register, and spill them.
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(w.v), "m"(quad));
+    return acc;
 }
 #else
 // Two products are added in 16 bits: enough up to 7 bits. Of 8, the lower 7 and the uppermost are summed apart.

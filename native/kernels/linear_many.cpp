@@ -1,0 +1,90 @@
+// The product of a strip of weights, two panels of int8, with a tile of rows.
+#include "kernels/linear_many.h"
+
+#include "kernels/linear_put.h"
+#include "kernels/linear_vectors.h"
+
+namespace kveik::KVEIK_ISA {
+
+// Rows that are multiplied at a time: with two panels each, their sums fill the registers.
+#if defined(__AVX512VNNI__)
+constexpr int piece = 12;
+#elif defined(__AVX2__)
+constexpr int piece = 2;
+#else
+constexpr int piece = 1;
+#endif
+static_assert(tile_rows_max % piece == 0);
+
+// The sums of `piece` rows over one chunk, less 128 times the sums of the rows.
+static inline void chunk_sums(Ints (&sums)[piece][strip_panels], const uint8_t* weights, const int32_t* values,
+                              const int32_t* sums256, int quads) {
+#pragma GCC unroll 12
+    for (int r = 0; r < piece; ++r) sums[r][0] = sums[r][1] = splat_ints(sums256[r]);
+    for (int quad = 0; quad < quads; ++quad, weights += 64 * strip_panels, values += tile_rows_max) {
+        const auto first = factors<8>(load_bytes(weights)), second = factors<8>(load_bytes(weights + 64));
+#pragma GCC unroll 12
+        for (int r = 0; r < piece; ++r) {
+            sums[r][0] = dot<8>(sums[r][0], first, values[r]);
+            sums[r][1] = dot<8>(sums[r][1], second, values[r]);
+        }
+    }
+}
+
+// The sums of `rows` rows from `row` of the tile on, [rows][2 panels][16], to their outputs.
+static inline void put_strip(const float* sums, const ManyJob& job, int row, int rows) {
+    float* out = job.out + row * job.stride;
+    if (job.outputs == 32) {
+        const Floats first = job.bias ? load_floats(job.bias) : zero_floats();
+        const Floats second = job.bias ? load_floats(job.bias + 16) : zero_floats();
+        for (int r = 0; r < rows; ++r, sums += 32, out += job.stride) {
+            Floats a = load_floats(sums) + first, b = load_floats(sums + 16) + second;
+            if (job.add) {
+                a = a + load_floats(out);
+                b = b + load_floats(out + 16);
+            }
+            store_floats(out, a);
+            store_floats(out + 16, b);
+        }
+        return;
+    }
+    for (int r = 0; r < rows; ++r, sums += 32, out += job.stride) {
+        put(load_floats(sums), job.bias, out, job.outputs < 16 ? job.outputs : 16, job.add);
+        if (job.outputs > 16) put(load_floats(sums + 16), job.bias ? job.bias + 16 : nullptr, out + 16, job.outputs - 16, job.add);
+    }
+}
+
+static void many_piece(const ManyJob& job, int row) {
+    alignas(64) float memory[piece * strip_panels * 16];
+    float* total = memory;
+    for (int i = 0; i < piece * strip_panels; ++i) store_floats(total + 16 * i, zero_floats());
+    const auto* values = reinterpret_cast<const int32_t*>(job.tile) + row;
+    const auto* scales = reinterpret_cast<const float*>(job.tile + job.at.scales) + row;
+    const auto* sums256 = reinterpret_cast<const int32_t*>(job.tile + job.at.sums256) + row;
+    const float* weight_scales = job.strip.scales;
+    for (int first = 0; first < job.inputs; first += chunk_inputs) {
+        const int quads = (job.inputs - first < chunk_inputs ? job.inputs - first : chunk_inputs) / 4;
+        Ints sums[piece][strip_panels];
+        total = in_memory(total);
+        chunk_sums(sums, job.strip.values + int64_t(first) / 4 * 64 * strip_panels, values, sums256, quads);
+        const Floats scale[2] = {load_floats(weight_scales), load_floats(weight_scales + 16)};
+#pragma GCC unroll 12
+        for (int r = 0; r < piece; ++r) {
+            const Floats of_row = splat_floats(scales[r]);
+            float* to = total + 32 * r;
+            store_floats(to, fma(to_floats(sums[r][0]), scale[0] * of_row, load_floats(to)));
+            store_floats(to + 16, fma(to_floats(sums[r][1]), scale[1] * of_row, load_floats(to + 16)));
+        }
+        values += quads * tile_rows_max;
+        scales += tile_rows_max;
+        sums256 += tile_rows_max;
+        weight_scales += 16 * strip_panels;
+    }
+    put_strip(total, job, row, job.rows - row < piece ? job.rows - row : piece);
+}
+
+void many_tile(const ManyJob& job) {
+    for (int row = 0; row < job.rows; row += piece) many_piece(job, row);
+}
+
+}  // namespace kveik::KVEIK_ISA
