@@ -21,8 +21,9 @@ from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan
 from kveik.engine.record import Recorder
 from kveik.engine.workspace import measured_activation_bytes
 from kveik.errors import BadValue, ModelBroken, Unreachable
+from kveik.kernels import native
 from kveik.model.catalogue import find_model
-from kveik.model.decoder import Decoder, load_decoder
+from kveik.model.decoder import Decoder, Quantization, load_decoder
 from kveik.model.spec import ModelSpec
 from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
@@ -81,20 +82,28 @@ def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = N
     path = find_model(config.model.model)
     if path is None:
         raise Unreachable(f"The model '{config.model.model}' is not here; fetch it with: kveik pull {config.model.model}")
+    native.use_environment()
     available = memory_available(ROOT).bytes
     file = open_model(path)
     first_plan = plan_model(config, file.spec, available_bytes=available)
     set_threads(first_plan.threads.threads)
     tokenizer, template = open_text(config, file)
     check_vocabulary(tokenizer, file.spec)
-    decoder = load_decoder(file, first_plan.dtype, config.model.quantization)
+    decoder = load_decoder(file, first_plan.dtype, _quantization(config))
     huge = collapse_onto_huge_pages()
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():
         report(line)
+    report(native.described())
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
     return _join(config, file, tokenizer, template, decoder, plan, clock or SystemClock())
+
+
+def _quantization(config: EngineConfig) -> Quantization:
+    """Who asks for float32 asks for its precision: auto then leaves the activations alone."""
+    asked = config.model.quantization
+    return "bf16" if asked == "auto" and config.model.dtype == "float32" else asked
 
 
 def set_threads(threads: int) -> None:
@@ -161,7 +170,7 @@ def _join(
         enable_prefix_caching=config.cache.enable_prefix_caching,
         fingerprint=fingerprint,
         # Keys and values depend on the arithmetic that made them, not only on how they are stored.
-        kv_dtype=f"{plan.kv_type.name} of {dtype_name(plan.dtype)}",
+        kv_dtype=f"{plan.kv_type.name} of {decoder.arithmetic}",
     )
     scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids)
     executor = ModelExecutor(
@@ -177,6 +186,8 @@ def _join(
     facts = EngineFacts(
         threads=plan.threads.threads,
         dtype=dtype_name(plan.dtype),
+        arithmetic=decoder.arithmetic,
+        isa=native.isa() or "none",
         kv_cache_dtype=plan.kv_type.name,
         block_size=config.cache.block_size,
         pool_bytes=memory.cache_bytes,

@@ -47,6 +47,10 @@ class Listening:
         return self._decoder.weight_bytes
 
     @property
+    def arithmetic(self) -> str:
+        return self._decoder.arithmetic
+
+    @property
     def described(self) -> str:
         return self._decoder.described
 

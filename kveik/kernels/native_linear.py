@@ -63,3 +63,19 @@ def aligned(size: int) -> NDArray[np.uint8]:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     return memory[first : first + size]
+
+
+def activations_of(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """x: [rows, inputs] -> the same as int8 rows, in the kernels' own layout."""
+    assert native.module is not None
+    activations = aligned(native.module.activation_bytes(*x.shape))
+    native.module.quantise(x, activations, torch.get_num_threads())
+    return activations
+
+
+def multiply(weight: PackedWeight, activations: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    """out [rows, outputs] = x Wᵀ; activations: what `activations_of` made of x."""
+    assert native.module is not None
+    kind = native.module.WeightFormat[weight.format]
+    threads = torch.get_num_threads()
+    native.module.linear(kind, weight.outputs, weight.inputs, weight.bytes, activations, None, out, False, threads)

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from kveik.errors import Unsupported
+from kveik.kernels import native
+from kveik.kernels.native_linear import PackedWeight
 from kveik.model.batch import StepBatch
+from kveik.model.choice import no_blocks_because, no_kernels_because, tried
+from kveik.model.native_loading import load_native_decoder, pack_blocks, pack_int8
 from kveik.model.spec import ModelSpec
 from kveik.model.torch_decoder import load_torch_decoder
 from kveik.model.w8a8 import check_w8a8
@@ -35,6 +39,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def arithmetic(self) -> str:
+        """What keys and values depend on beside weights and tokens: bfloat16, float32, w8a8 or w4a8."""
+        ...
+
+    @property
     def described(self) -> str:
         """One line for the log: how the weights are multiplied, and why that way."""
         ...
@@ -52,17 +61,46 @@ class Decoder(Protocol):
 
 
 def load_decoder(file: ModelFile, dtype: torch.dtype, quantization: Quantization = "auto") -> Decoder:
-    """Load the weights in the way that is asked for; auto: the best way that this machine and this file allow.
+    """Load the weights in the way that is asked for; auto: the quickest way that loses nothing of the file's own quality.
 
-    Raises Unsupported for a way that they do not allow.
+    Raises Unsupported for a way that this machine or this file does not allow.
     """
-    if quantization == "w4a8":
-        raise Unsupported("--quantization w4a8 is not there yet; bf16 and w8a8 are.")
-    if quantization == "w8a8":
-        check_w8a8()
-        return load_torch_decoder(
-            file, dtype, "weights in int8 with a scale per output, multiplied by oneDNN: as --quantization says", w8a8=True
-        )
+    match quantization:
+        case "w4a8":
+            return _blocks(file, dtype, "as --quantization says")
+        case "w8a8":
+            return _int8(file, dtype)
+        case "bf16":
+            return _floats(file, dtype, "as --quantization says")
+    if (reason := no_blocks_because(file)) is not None:
+        return _floats(file, dtype, reason)
+    trial = tried(file, dtype)
+    return _blocks(file, dtype, str(trial)) if trial.blocks_win else _floats(file, dtype, str(trial))
+
+
+def _floats(file: ModelFile, dtype: torch.dtype, why: str) -> Decoder:
     name = "bfloat16" if dtype is torch.bfloat16 else "float32"
-    why = "as --quantization says" if quantization == "bf16" else "nothing quicker is there for this file on this machine"
     return load_torch_decoder(file, dtype, f"weights in {name}, multiplied by oneDNN: {why}")
+
+
+def _blocks(file: ModelFile, dtype: torch.dtype, why: str) -> Decoder:
+    if (reason := no_blocks_because(file)) is not None:
+        raise Unsupported(
+            f"--quantization w4a8 multiplies the blocks of a quantised GGUF file; here {reason}. Use bf16 or w8a8."
+        )
+    return load_native_decoder(file, dtype, pack_blocks, lambda packed: f"{_kinds(packed)}: {why}")
+
+
+def _int8(file: ModelFile, dtype: torch.dtype) -> Decoder:
+    if no_kernels_because(file) is None:
+        return load_native_decoder(file, dtype, pack_int8, lambda packed: f"{_kinds(packed)}: as --quantization says")
+    check_w8a8()
+    return load_torch_decoder(
+        file, dtype, "weights in int8 with a scale per output, multiplied by oneDNN: as --quantization says", w8a8=True
+    )
+
+
+def _kinds(packed: Sequence[PackedWeight]) -> str:
+    """How native weights are kept and multiplied."""
+    kinds = ", ".join(sorted({part.format for part in packed}))
+    return f"weights in blocks ({kinds}) times int8 activations, native kernels for {native.isa()}"

@@ -73,10 +73,13 @@ class NativeModel(Protocol):
 class NativeDecoder:
     """The protocol of `model.decoder.Decoder` over one native model."""
 
-    def __init__(self, spec: ModelSpec, model: NativeModel, weight_bytes: int, described: str) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, model: NativeModel, weight_bytes: int, arithmetic: str, described: str
+    ) -> None:
         self.spec = spec
-        self.dtype = torch.bfloat16
+        self.dtype = dtype
         self.weight_bytes = weight_bytes
+        self.arithmetic = arithmetic
         self.described = described
         self._model = model
         self._flat: dict[int, NDArray[np.uint8]] = {}

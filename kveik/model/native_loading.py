@@ -26,12 +26,16 @@ Packing = Callable[[ModelFile, Sequence[str], Sequence[int], int], list[PackedWe
 """(file, names, outputs of each, inputs) -> the parts of one product, rows one after another."""
 
 
-def load_native_decoder(file: ModelFile, packing: Packing, described: Callable[[Sequence[PackedWeight]], str]) -> NativeDecoder:
-    """described: from the weights as they were packed to a line for the log.
+def load_native_decoder(
+    file: ModelFile, dtype: torch.dtype, packing: Packing, described: Callable[[Sequence[PackedWeight]], str]
+) -> NativeDecoder:
+    """dtype: of keys and values, unless the storage says otherwise.
+
+    described: from the weights as they were packed to a line for the log.
 
     Raises Unsupported where a shape or a tensor's type does not allow the packing.
     """
-    return _Assembly(file, packing).decoder(described)
+    return _Assembly(file, packing).decoder(dtype, described)
 
 
 def pack_blocks(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:
@@ -67,7 +71,7 @@ class _Assembly:
         self.packing = packing
         self.packed: list[PackedWeight] = []
 
-    def decoder(self, described: Callable[[Sequence[PackedWeight]], str]) -> NativeDecoder:
+    def decoder(self, dtype: torch.dtype, described: Callable[[Sequence[PackedWeight]], str]) -> NativeDecoder:
         model = self.empty()
         spec = self.spec
         embedding = self.parts(["embed_tokens.weight"], [spec.vocab], spec.hidden)
@@ -81,7 +85,9 @@ class _Assembly:
             model.add_rope(self.frequencies(spec.rope_local, None), spec.rope_local.attention_factor)
         for layer, (group, place) in enumerate(self.places()):
             self.add_layer(model, layer, group, place)
-        return NativeDecoder(spec, model, sum(part.bytes.nbytes for part in self.packed), described(self.packed))
+        weight_bytes = sum(part.bytes.nbytes for part in self.packed)
+        arithmetic = "w8a8" if self.packing is pack_int8 else "w4a8"
+        return NativeDecoder(spec, dtype, model, weight_bytes, arithmetic, described(self.packed))
 
     def empty(self) -> NativeModel:
         assert native.module is not None

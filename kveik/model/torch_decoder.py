@@ -35,6 +35,7 @@ class TorchDecoder:
     spec: ModelSpec
     dtype: torch.dtype
     weight_bytes: int
+    arithmetic: str
     described: str
     embedding: Tensor
     """[vocab, hidden]"""
@@ -104,6 +105,10 @@ class _Loading:
         self.dtype = dtype
         self.bytes = 0
 
+    @property
+    def arithmetic(self) -> str:
+        return "bfloat16" if self.dtype is torch.bfloat16 else "float32"
+
     def decoder(self, described: str) -> TorchDecoder:
         spec = self.spec
         embedding = self.tensor("embed_tokens.weight", spec.vocab, spec.hidden, dtype=self.dtype)
@@ -118,6 +123,7 @@ class _Loading:
         return TorchDecoder(
             spec=spec,
             dtype=self.dtype,
+            arithmetic=self.arithmetic,
             described=described,
             layers=layers,
             embedding=embedding,
@@ -233,6 +239,11 @@ class _Loading:
 
 class _LoadingW8A8(_Loading):
     """The same with products in int8, quantised from float32."""
+
+    @property
+    def arithmetic(self) -> str:
+        # Activations have one scale per row here, in the native kernels one per 256 inputs.
+        return "w8a8 by rows"
 
     def linear(self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None) -> Linear:
         weight, bias = self.merged(names, outputs, inputs, biased, scales, torch.float32)

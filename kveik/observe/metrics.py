@@ -95,6 +95,12 @@ class EngineFacts:
 
     threads: int
     dtype: str
+    arithmetic: str
+    """How weights are multiplied: bfloat16, float32, w8a8 or w4a8."""
+
+    isa: str
+    """Instruction set of the native kernels; none without them."""
+
     kv_cache_dtype: str
     block_size: int
     pool_bytes: int
@@ -244,9 +250,11 @@ def _times(counts: _Counts) -> Iterable[Metric]:
 
 def _told(facts: EngineFacts) -> Iterable[Metric]:
     info = GaugeMetricFamily(
-        "kveik:engine_info", "Types of the arithmetic, and of keys and values; always 1.", labels=["dtype", "kv_cache_dtype"]
+        "kveik:engine_info",
+        "How weights are multiplied, with which instructions, and how keys and values are stored; always 1.",
+        labels=["dtype", "arithmetic", "isa", "kv_cache_dtype"],
     )
-    info.add_metric([facts.dtype, facts.kv_cache_dtype], 1)
+    info.add_metric([facts.dtype, facts.arithmetic, facts.isa, facts.kv_cache_dtype], 1)
     yield info
     yield _gauge("threads", "Threads of the arithmetic.", facts.threads)
     yield _gauge("block_size_tokens", "Tokens per block.", facts.block_size)

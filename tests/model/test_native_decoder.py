@@ -39,7 +39,7 @@ def files(tmp_path_factory):
 
 @cache
 def native_decoder(path: Path) -> NativeDecoder:
-    return load_native_decoder(open_model(path), pack_blocks, lambda _: "blocks")
+    return load_native_decoder(open_model(path), torch.bfloat16, pack_blocks, lambda _: "blocks")
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -105,7 +105,7 @@ def test_weights_of_a_folder_become_int8_rows(tmp_path):
     folder = save_folder(tiny_model("qwen3", **WIDE), tmp_path / "qwen3")
     tokens = prompt(40)
     right = whole(load_decoder(open_model(folder), torch.float32, "bf16"), tokens)
-    found = whole(load_native_decoder(open_model(folder), pack_int8, lambda _: "int8"), tokens)
+    found = whole(load_native_decoder(open_model(folder), torch.bfloat16, pack_int8, lambda _: "int8"), tokens)
     assert loss(found, right) < LOSS_MOST
 
 

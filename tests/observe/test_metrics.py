@@ -27,7 +27,9 @@ from kveik.observe.events import (
 )
 from kveik.observe.metrics import EngineFacts, Metrics
 
-FACTS = EngineFacts(threads=4, dtype="bfloat16", kv_cache_dtype="int8", block_size=16, pool_bytes=1 << 30)
+FACTS = EngineFacts(
+    threads=4, dtype="bfloat16", arithmetic="w4a8", isa="avx2", kv_cache_dtype="int8", block_size=16, pool_bytes=1 << 30
+)
 IDLE = Load(0, 0, (BlockCounts(10, 0, 0),))
 
 Labels = tuple[tuple[str, str], ...]
@@ -112,7 +114,7 @@ def test_ends_refusals_preemptions_and_overruns_are_counted():
 
 def test_what_does_not_change_is_told():
     samples = heard()
-    assert value(samples, "engine_info", dtype="bfloat16", kv_cache_dtype="int8") == 1
+    assert value(samples, "engine_info", dtype="bfloat16", arithmetic="w4a8", isa="avx2", kv_cache_dtype="int8") == 1
     assert value(samples, "threads") == 4
     assert value(samples, "block_size_tokens") == 16
     assert value(samples, "kv_cache_pool_bytes") == 1 << 30
