@@ -64,7 +64,7 @@ def measure(block_size: int, requests: list[tuple[int, int]]) -> Occupancy:
     while scheduler.has_work:
         plan = scheduler.plan(float(steps))
         sampled = tuple(Sampled(chunk.sequence_id, 1) for chunk in plan.chunks if chunk.samples)
-        scheduler.settle(plan, StepOutcome(sampled), float(steps))
+        scheduler.settle(plan, StepOutcome.of(sampled), float(steps))
         live += sum(one.computed for one in scheduler.running_sequences())
         held += scheduler.ledger.usage[0].held * block_size
         context += scheduler.running * CONTEXT

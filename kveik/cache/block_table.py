@@ -17,7 +17,7 @@ class BlockTables:
     def __init__(self, groups: int, rows: int, width: int) -> None:
         self.arrays: list[NDArray[np.int32]] = [np.zeros((rows, width), dtype=np.int32) for _ in range(groups)]
         self.rows = rows
-        self._free = list(reversed(range(rows)))
+        self._free = dict.fromkeys(reversed(range(rows)))
 
     @property
     def free_rows(self) -> int:
@@ -26,10 +26,21 @@ class BlockTables:
     def take_row(self) -> int:
         """A row of zeros that nobody uses. There is one."""
         assert self._free, "no row is left"
-        return self._free.pop()
+        return self._free.popitem()[0]
 
     def give_back_row(self, row: int, width: int) -> None:
         """The row's first `width` entries may be set; they are cleared."""
         for array in self.arrays:
             array[row, :width] = 0
-        self._free.append(row)
+        self._free[row] = None
+
+    def swap_rows(self, one: int, other: int, width: int) -> None:
+        """Exchange the first `width` entries of two rows, behind which both are zeros; a free row stays zeros elsewhere."""
+        for array in self.arrays:
+            kept = array[one, :width].copy()
+            array[one, :width] = array[other, :width]
+            array[other, :width] = kept
+        if (one in self._free) != (other in self._free):
+            freed, taken = (one, other) if other in self._free else (other, one)
+            del self._free[taken]
+            self._free[freed] = None

@@ -69,6 +69,7 @@ class CacheLedger:
         self._private: dict[bytes, PrivateSpace] = {}
         self._filling: dict[int, Account] = {}
         self._claims = Claims()
+        self._by_row: list[Account | None] = [None] * rows
         self._holders = 0
         self._rooms = [Room(group, number, block_size, self.max_chunk) for number, group in enumerate(self._groups)]
         for number, group in enumerate(self._groups):
@@ -186,6 +187,7 @@ class CacheLedger:
         """
         account = self._accounts[sequence_id]
         account.row = self._tables.take_row()
+        self._by_row[account.row] = account
         account.target = target
         self._holders += 1
         copies: tuple[BlockCopy, ...] = ()
@@ -198,6 +200,21 @@ class CacheLedger:
             self._filling[sequence_id] = account
             self._claims.stake(sequence_id, self._about_to_compute(account))
         return Admission(account.row, account.computed, copies)
+
+    def move(self, sequence_id: int, row: int) -> int | None:
+        """Give a sequence that holds blocks another row. Whoever had that one takes its old row; returns who that is.
+
+        Whoever lays rows side by side, in the order in which a step reads them, need not gather them in every step.
+        """
+        account, other = self._accounts[sequence_id], self._by_row[row]
+        assert account.row is not None, f"sequence {sequence_id} holds nothing"
+        width = max(len(one.blocks[0]) for one in (account, other) if one is not None)
+        self._tables.swap_rows(account.row, row, width)
+        self._by_row[account.row], self._by_row[row] = other, account
+        if other is not None:
+            other.row = account.row
+        account.row = row
+        return None if other is None else other.sequence_id
 
     def grow(self, sequence_id: int, length: int) -> int:
         """Give the sequence room for `length` tokens; there are blocks for it (`reach`). The room it has, in tokens."""
@@ -246,6 +263,7 @@ class CacheLedger:
             for block in reversed(blocks[account.firsts[number] :]):
                 group.pool.give_back(block)
         self._tables.give_back_row(account.row, len(account.blocks[0]))
+        self._by_row[account.row] = None
         self._holders -= 1
         account.row, account.matched, account.computed, account.registered = None, 0, 0, 0
         account.blocks = [[] for _ in self._groups]
@@ -284,7 +302,8 @@ class CacheLedger:
         """Law 1 and the ledger's part of law 2, over everything: O(blocks). Raises AssertionError."""
         running = [account for account in self._accounts.values() if account.held]
         assert len(running) == self._holders
-        assert len({account.row for account in running}) == len(running), "two sequences have one row"
+        assert all(self._by_row[one.row] is one for one in running if one.row is not None), "two sequences have one row"
+        assert sum(one is not None for one in self._by_row) == len(running)
         assert len(running) + self._tables.free_rows == self._tables.rows, "a row is lost"
         assert set(self._filling) <= {account.sequence_id for account in running}
         self._claims.check(self._filling)

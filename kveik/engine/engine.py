@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from kveik.engine.stream import TokenEvent
 from kveik.errors import Overloaded
 from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
-from kveik.schedule.plan import PromptLogprobs, Sampled, StepOutcome, StepPlan
+from kveik.schedule.plan import PromptLogprobs, Settled, StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Executor(Protocol):
     """Carries out a plan: copies blocks, runs the model, samples."""
 
     def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
-        """One `Sampled` per chunk that samples, in the plan's order. Raises only when the whole step failed."""
+        """One token per chunk that samples, in the plan's order. Raises only when the whole step failed."""
         ...
 
     def forget(self, sequence_id: int) -> None:
@@ -38,13 +39,22 @@ class Executor(Protocol):
 class StepReport:
     """What one step brought for the readers."""
 
-    events: tuple[tuple[int, TokenEvent], ...] = ()
-    """(sequence id, event) in the plan's order."""
+    sequences: tuple[Sequence, ...] = ()
+    """Who has news, in the plan's order."""
+
+    news: Items[int | TokenEvent] = ()
+    """For each of them: a bare token, or an event where there is more to tell, or no token."""
 
     admitted: tuple[tuple[int, int], ...] = ()
     """(sequence id, prompt tokens found in the cache) of sequences admitted for the first time."""
 
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+
+    @property
+    def events(self) -> Iterator[tuple[int, TokenEvent]]:
+        """(sequence id, event) in the plan's order, made for whoever wants them alike."""
+        for sequence, news in zip(self.sequences, self.news, strict=True):
+            yield sequence.id, TokenEvent(sequence.choice, news) if isinstance(news, int) else news
 
 
 class Engine:
@@ -60,6 +70,9 @@ class Engine:
         self._live: dict[int, Sequence] = {}
         self._queued: set[int] = set()
         """Sequences that have not been admitted yet."""
+
+        self._sampling: tuple[tuple[int, ...], tuple[Sequence, ...]] = ((), ())
+        """Who sampled in the latest step: ids, and the same sequences. Mostly it is the same ones again."""
 
     @property
     def has_work(self) -> bool:
@@ -112,30 +125,40 @@ class Engine:
         except Exception:
             return self._give_up(plan)
         now = self.clock.now()
-        last_tokens = {sampled.sequence_id: self._live[sampled.sequence_id].last_token for sampled in outcome.sampled}
+        sampling = self._sampling_in(plan)
         settled = self.scheduler.settle(plan, outcome, now)
-        self.recorder.stepped(plan, outcome, self._live, last_tokens, now=now, seconds=now - started)
-        ends = {finished.sequence_id: finished.reason for finished in settled.finished}
-        events = tuple((sampled.sequence_id, self._event(sampled, ends)) for sampled in outcome.sampled)
-        for sequence_id, reason in ends.items():
-            self._retire(sequence_id, reason, now)
+        self.recorder.stepped(plan, outcome, settled, self._live, now=now, seconds=now - started)
+        news = self._news(sampling, outcome, settled)
+        for finished in settled.finished:
+            self._retire(finished.sequence_id, finished.reason, now)
         cached = tuple((sequence.id, sequence.cached_tokens or 0) for sequence in admitted)
-        return StepReport(events, cached, outcome.prompt_logprobs)
+        return StepReport(sampling, news, cached, outcome.prompt_logprobs)
+
+    def _sampling_in(self, plan: StepPlan) -> tuple[Sequence, ...]:
+        ids = plan.sampling_ids
+        if ids is not self._sampling[0]:
+            self._sampling = (ids, tuple([self._live[sequence_id] for sequence_id in ids]))
+        return self._sampling[1]
 
     def _first_admissions(self, plan: StepPlan) -> list[Sequence]:
         first = [sequence_id for sequence_id in plan.admitted if sequence_id in self._queued]
         self._queued.difference_update(first)
         return [self._live[sequence_id] for sequence_id in first]
 
-    def _event(self, sampled: Sampled, ends: Mapping[int, FinishReason]) -> TokenEvent:
-        sequence = self._live[sampled.sequence_id]
-        return TokenEvent(
-            choice=sequence.choice,
-            token=None if sampled.failed else sampled.token,
-            logprob=sampled.logprob,
-            finish_reason=ends.get(sampled.sequence_id),
-            stop_token=sequence.stop_token,
-        )
+    def _news(self, sampling: Items[Sequence], outcome: StepOutcome, settled: Settled) -> list[int | TokenEvent]:
+        """Most have a token and nothing else to tell, so that only the others cost more than an integer."""
+        news: list[int | TokenEvent] = outcome.tokens.tolist()
+        ends = {place: finished.reason for place, finished in zip(settled.places, settled.finished, strict=True)}
+        for place in {*ends, *outcome.failed, *outcome.logprobs}:
+            sequence = sampling[place]
+            news[place] = TokenEvent(
+                choice=sequence.choice,
+                token=None if place in outcome.failed else int(outcome.tokens[place]),
+                logprob=outcome.logprobs.get(place),
+                finish_reason=ends.get(place),
+                stop_token=sequence.stop_token,
+            )
+        return news
 
     def _retire(self, sequence_id: int, reason: FinishReason, now: float) -> None:
         """The scheduler has let go of the sequence; so does everybody else."""
@@ -146,9 +169,8 @@ class Engine:
 
     def _give_up(self, plan: StepPlan) -> StepReport:
         """The step failed as a whole: its sequences end with an error. What they would have written is registered nowhere."""
-        logger.exception("A step failed; its %d sequences end with an error. The plan was %s", len(plan.chunks), plan)
-        events = []
-        for chunk in plan.chunks:
-            events.append((chunk.sequence_id, TokenEvent(self._live[chunk.sequence_id].choice, None, finish_reason="error")))
-            self.abort(chunk.sequence_id, "error")
-        return StepReport(tuple(events))
+        logger.exception("A step failed; its %d sequences end with an error. The plan was %s", plan.rows, plan)
+        sequences = tuple(self._live[chunk.sequence_id] for chunk in plan.chunks)
+        for sequence in sequences:
+            self.abort(sequence.id, "error")
+        return StepReport(sequences, [TokenEvent(sequence.choice, None, finish_reason="error") for sequence in sequences])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,30 +20,33 @@ from kveik.model.decoder import Decoder
 from kveik.request.request import TokenLogprob
 from kveik.request.sequence import Sequence
 from kveik.sample.sampler import Sampler, prompt_logprobs
-from kveik.schedule.plan import Chunk, PromptLogprobs, Sampled, StepOutcome, StepPlan
+from kveik.schedule.plan import Chunk, PromptLogprobs, StepOutcome, StepPlan
 
 LOGIT_ROWS = 64
 """Rows of logits held at once where a prompt's log-probabilities are asked for; bounds the workspace."""
+
+
+Prefills = Items[tuple[Chunk, Sequence]]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The flat arrays of a step that do not depend on a layer group."""
 
-    rows: NDArray[np.int64]
-    """[sequences] row of each in the block tables"""
-
-    counts: NDArray[np.int64]
-    """[sequences] tokens of each in this step"""
+    tokens: NDArray[np.int64]
+    """[tokens]"""
 
     positions: NDArray[np.int64]
     """[tokens]"""
 
     token_rows: NDArray[np.int64]
-    """[tokens] which of `rows` each token belongs to"""
+    """[tokens]: the row of the block tables that each token belongs to"""
+
+    starts: NDArray[np.int64]
+    """[rows + 1]: the first token of each row"""
 
     contexts: NDArray[np.int64]
-    """[sequences] positions known after the step"""
+    """[rows]: positions known after the step"""
 
 
 class ModelExecutor:
@@ -67,43 +70,42 @@ class ModelExecutor:
         self.groups = groups
         self.block_size = block_size
         self.kv_type = kv_type
+        self._known: tuple[tuple[int, ...], list[Sequence]] = ((), [])
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
         self.storage.copy_all(plan.copies)
-        chunks = [(chunk, sequence(chunk.sequence_id)) for chunk in plan.chunks]
-        scored = [_scores_prompt(chunk, item) for chunk, item in chunks]
-        hidden = self.decoder.forward(self.batch(plan, chunks, scored), self.storage.tensors)
-        samples, prompts = _split_wanted(chunks, scored)
-        return StepOutcome(
-            sampled=self._sample(hidden, samples, [item for chunk, item in chunks if chunk.samples]),
-            prompt_logprobs=tuple(self._score(hidden, rows, chunk, item) for rows, chunk, item in prompts),
-        )
+        prefills = [(chunk, sequence(chunk.sequence_id)) for chunk in plan.prefills]
+        scored = [_scored_count(chunk, item) for chunk, item in prefills]
+        hidden = self.decoder.forward(self.batch(plan, prefills, scored), self.storage.tensors)
+        sampling = [*self._decoding(plan, sequence), *(item for chunk, item in prefills if chunk.samples)]
+        if not any(scored):
+            return self._sample(hidden, sampling)
+        samples, prompts = _split_wanted(plan.decodes, prefills, scored)
+        outcome = self._sample(hidden[samples], sampling)
+        return replace(outcome, prompt_logprobs=tuple(self._score(hidden, *prompt) for prompt in prompts))
 
     def forget(self, sequence_id: int) -> None:
         self.sampler.forget(sequence_id)
 
-    def batch(self, plan: StepPlan, chunks: Items[tuple[Chunk, Sequence]], scored: Items[bool]) -> StepBatch:
-        """The plan's tokens as flat arrays, sequence after sequence."""
-        layout = _layout(chunks)
-        starts = np.concatenate(([0], np.cumsum(layout.counts)))
-        tokens = np.fromiter(_tokens(chunks), dtype=np.int64, count=int(starts[-1]))
+    def batch(self, plan: StepPlan, prefills: Prefills, scored: Items[int]) -> StepBatch:
+        """The plan's tokens as flat arrays, sequence after sequence; scored: how many of a prefill's tokens are."""
+        layout = _layout(plan, prefills)
         return StepBatch(
-            token_ids=torch.from_numpy(tokens),
+            token_ids=torch.from_numpy(layout.tokens),
             positions=torch.from_numpy(layout.positions),
-            groups=tuple(self._attention(number, layout, starts, plan.decodes) for number in range(len(self.groups))),
-            wanted=torch.from_numpy(_wanted(chunks, scored, starts)),
+            groups=tuple(self._attention(number, layout, plan.decodes) for number in range(len(self.groups))),
+            wanted=torch.from_numpy(_wanted(plan.decodes, prefills, scored)),
         )
 
-    def _attention(self, number: int, layout: Layout, starts: NDArray[np.int64], decodes: int) -> AttentionBatch:
-        blocks = -(-int(layout.contexts.max()) // self.block_size)
-        table = self.tables[number][layout.rows, :blocks]
-        held = table[layout.token_rows, layout.positions // self.block_size].astype(np.int64)
-        slots = held * self.block_size + layout.positions % self.block_size
+    def _attention(self, number: int, layout: Layout, decodes: int) -> AttentionBatch:
+        # The plan's rows lie side by side in the tables, so nothing is copied, however long the contexts are.
+        table = self.tables[number][: len(layout.contexts)]
+        blocks, inside = np.divmod(layout.positions, self.block_size)
         return AttentionBatch(
             tables=torch.from_numpy(table),
-            slots=torch.from_numpy(slots),
-            query_starts=torch.from_numpy(starts.astype(np.int32)),
+            slots=torch.from_numpy(table[layout.token_rows, blocks] * np.int64(self.block_size) + inside),
+            query_starts=torch.from_numpy(layout.starts.astype(np.int32)),
             contexts=torch.from_numpy(layout.contexts.astype(np.int32)),
             decodes=decodes,
             block_size=self.block_size,
@@ -111,15 +113,18 @@ class ModelExecutor:
             kv_type=self.kv_type,
         )
 
-    def _sample(self, hidden: Tensor, rows: list[int], sequences: list[Sequence]) -> tuple[Sampled, ...]:
-        if not rows:
-            return ()
-        chosen = hidden if len(rows) == hidden.shape[0] else hidden[rows]
-        choices = self.sampler.choose(self.decoder.logits(chosen), sequences)
-        return tuple(
-            Sampled(item.id, choice.token, choice.logprob, choice.failed)
-            for item, choice in zip(sequences, choices, strict=True)
-        )
+    def _decoding(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> list[Sequence]:
+        """The plan's decodes; mostly they are those of the step before."""
+        ids = plan.decoding.ids
+        if ids is not self._known[0]:
+            self._known = (ids, [sequence(sequence_id) for sequence_id in ids])
+        return self._known[1]
+
+    def _sample(self, hidden: Tensor, sequences: list[Sequence]) -> StepOutcome:
+        if not sequences:
+            return StepOutcome()
+        choices = self.sampler.choose(self.decoder.logits(hidden), sequences)
+        return StepOutcome(choices.tokens, choices.failed, choices.logprobs)
 
     def _score(self, hidden: Tensor, rows: range, chunk: Chunk, item: Sequence) -> PromptLogprobs:
         """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
@@ -138,59 +143,56 @@ class ModelExecutor:
         return PromptLogprobs(item.id, chunk.start + 1, tuple(entries))
 
 
-def _layout(chunks: Items[tuple[Chunk, Sequence]]) -> Layout:
-    count = len(chunks)
-    rows = np.fromiter((item.row for _, item in chunks), dtype=np.int64, count=count)
-    counts = np.fromiter((chunk.count for chunk, _ in chunks), dtype=np.int64, count=count)
-    firsts = np.fromiter((chunk.start for chunk, _ in chunks), dtype=np.int64, count=count)
-    token_rows = np.repeat(np.arange(count), counts)
-    # Position of a token: its chunk's first, plus how far it lies behind the chunk's beginning in the step.
-    begins = np.cumsum(counts) - counts
-    positions = np.arange(len(token_rows)) + (firsts - begins)[token_rows]
-    return Layout(rows, counts, positions, token_rows, firsts + counts)
-
-
-def _tokens(chunks: Items[tuple[Chunk, Sequence]]) -> Items[int]:
-    flat: list[int] = []
-    for chunk, item in chunks:
-        flat.extend(item.tokens[chunk.start : chunk.start + chunk.count])
-    return flat
-
-
-def _scores_prompt(chunk: Chunk, item: Sequence) -> bool:
-    """Whether the chunk's tokens predict prompt tokens whose log-probabilities are asked for."""
-    asked = item.sampling.prompt_logprobs is not None and item.choice == 0
-    return asked and chunk.start + 1 < item.prompt_length
+def _layout(plan: StepPlan, prefills: Prefills) -> Layout:
+    decoding, count = plan.decoding, plan.decodes
+    rows = np.arange(count + len(prefills) + 1)
+    if not prefills:
+        return Layout(decoding.tokens.copy(), decoding.starts.copy(), rows[:-1], rows, decoding.starts + 1)
+    counts = np.array([chunk.count for chunk, _ in prefills])
+    firsts = np.array([chunk.start for chunk, _ in prefills])
+    ends = np.cumsum(counts)
+    # Position of a token: its chunk's first, plus how far it lies behind the chunk's beginning.
+    positions = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
+    tokens = [item.tokens[chunk.start : chunk.start + chunk.count] for chunk, item in prefills]
+    return Layout(
+        np.concatenate((decoding.tokens, *tokens)),
+        np.concatenate((decoding.starts, positions)),
+        np.concatenate((rows[:count], np.repeat(rows[count:-1], counts))),
+        np.concatenate((rows[: count + 1], count + ends)),
+        np.concatenate((decoding.starts + 1, firsts + counts)),
+    )
 
 
 def _scored_count(chunk: Chunk, item: Sequence) -> int:
-    """How many of the chunk's tokens are followed by a prompt token."""
-    return min(chunk.count, item.prompt_length - 1 - chunk.start)
+    """How many of the chunk's tokens are followed by a prompt token whose log-probability is asked for."""
+    if item.sampling.prompt_logprobs is None or item.choice:
+        return 0
+    return max(0, min(chunk.count, item.prompt_length - 1 - chunk.start))
 
 
-def _wanted(chunks: Items[tuple[Chunk, Sequence]], scored: Items[bool], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _wanted(decodes: int, prefills: Prefills, scored: Items[int]) -> NDArray[np.int64]:
     """Tokens whose hidden state is needed: a scored chunk's, then its last one where it samples. Ascending."""
-    wanted: list[int] = []
-    for (chunk, item), score, start in zip(chunks, scored, starts.tolist(), strict=False):
-        if score:
-            wanted.extend(range(start, start + _scored_count(chunk, item)))
+    wanted = list(range(decodes))
+    start = decodes
+    for (chunk, _), score in zip(prefills, scored, strict=True):
+        wanted.extend(range(start, start + score))
+        start += chunk.count
         if chunk.samples:
-            wanted.append(start + chunk.count - 1)
+            wanted.append(start - 1)
     return np.array(wanted, dtype=np.int64)
 
 
 def _split_wanted(
-    chunks: Items[tuple[Chunk, Sequence]], scored: Items[bool]
+    decodes: int, prefills: Prefills, scored: Items[int]
 ) -> tuple[list[int], list[tuple[range, Chunk, Sequence]]]:
     """Rows of the hidden states that sample, and those that score a prompt, in the order of `_wanted`."""
-    samples: list[int] = []
+    samples = list(range(decodes))
     prompts: list[tuple[range, Chunk, Sequence]] = []
-    row = 0
-    for (chunk, item), score in zip(chunks, scored, strict=True):
+    row = decodes
+    for (chunk, item), score in zip(prefills, scored, strict=True):
         if score:
-            count = _scored_count(chunk, item)
-            prompts.append((range(row, row + count), chunk, item))
-            row += count
+            prompts.append((range(row, row + score), chunk, item))
+            row += score
         if chunk.samples:
             samples.append(row)
             row += 1

@@ -219,19 +219,27 @@ class EngineLoop:
                 stream.put_admission(cached)
         for part in report.prompt_logprobs:
             self._streams[part.sequence_id][0].put_prompt_logprobs(part.start, part.entries)
-        for sequence_id, event in report.events:
-            # A sequence may have been ended by the event before it, with its stream.
-            if sequence_id in self._streams:
-                self._put(self._streams[sequence_id][0], sequence_id, event)
+        for sequence, news in zip(report.sequences, report.news, strict=True):
+            entry = self._streams.get(sequence.id)
+            if entry is None:
+                continue  # The news before it have ended the stream, and all its sequences.
+            stream, choice = entry
+            self._woken.add(stream)
+            if isinstance(news, TokenEvent):
+                self._put(stream, sequence.id, news)
+            elif not stream.put_token(choice, news):
+                self._overrun(stream)
 
     def _put(self, stream: RequestStream, sequence_id: int, event: TokenEvent) -> None:
         fits = stream.put(event)
-        self._woken.add(stream)
         if event.finish_reason is not None:
             self._forget(sequence_id)
         elif not fits:
-            self._engine.recorder.overrun()
-            self._end(stream, "abort")
+            self._overrun(stream)
+
+    def _overrun(self, stream: RequestStream) -> None:
+        self._engine.recorder.overrun()
+        self._end(stream, "abort")
 
     def _end(self, stream: RequestStream, reason: FinishReason) -> None:
         """End all choices of a stream from our side, and tell its reader."""
@@ -268,17 +276,17 @@ class EngineLoop:
 
     def _wake_readers(self) -> None:
         """One call into each reader's event loop per step, however many streams have news there."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
-        for stream in self._woken:
-            by_loop.setdefault(stream.reader, []).append(stream)
-        self._woken.clear()
-        for reader, streams in by_loop.items():
+        woken, self._woken = self._woken, set()
+        readers = {stream.reader for stream in woken}
+        for reader in readers:
+            streams = list(woken) if len(readers) == 1 else [stream for stream in woken if stream.reader is reader]
             try:
                 reader.call_soon_threadsafe(_wake, streams)
             except RuntimeError:
                 # The reader's event loop has closed: nobody can read on.
                 for stream in streams:
                     self._abort(stream, None)
+                self._woken.difference_update(streams)
 
 
 def _wake(streams: list[RequestStream]) -> None:

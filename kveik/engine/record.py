@@ -18,7 +18,7 @@ from kveik.observe.events import (
     StreamOverrun,
 )
 from kveik.request.sequence import FinishReason, Sequence
-from kveik.schedule.plan import StepOutcome, StepPlan
+from kveik.schedule.plan import Settled, StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
 
 
@@ -54,28 +54,24 @@ class Recorder:
         self,
         plan: StepPlan,
         outcome: StepOutcome,
+        settled: Settled,
         live: Mapping[int, Sequence],
-        last_tokens: Mapping[int, float | None],
         *,
         now: float,
         seconds: float,
     ) -> None:
-        """`last_tokens`: when each sampling sequence's token before this step's came, None for its first; before settling."""
-        gaps = []
-        for sequence_id, before in last_tokens.items():
-            if before is not None:
-                gaps.append(now - before)
-            elif (sequence := live.get(sequence_id)) is not None and sequence.first_token is not None:
-                self._bus.publish(FirstToken(now - sequence.arrived))
+        """A step is over: `live` has everybody who was in it, those included that it finished."""
+        for sequence_id in settled.begun:
+            self._bus.publish(FirstToken(now - live[sequence_id].arrived))
         self._bus.publish(
             Stepped(
-                prefill_tokens=plan.tokens - plan.decodes,
+                prefill_tokens=plan.prefill_tokens,
                 decode_tokens=plan.decodes,
-                new_tokens=sum(not sampled.failed for sampled in outcome.sampled),
-                rows=len(plan.chunks),
+                new_tokens=len(outcome.tokens) - len(outcome.failed),
+                rows=plan.rows,
                 seconds=seconds,
                 load=self._load(),
-                gaps=tuple(gaps),
+                gaps=settled.gaps,
             )
         )
 

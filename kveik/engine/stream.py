@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kveik.errors import Broken
 from kveik.request.request import Request, TokenLogprob
@@ -69,9 +69,8 @@ class Door(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One choice's news from one step: a token, an end, or both."""
+class TokenEvent(NamedTuple):
+    """One choice's news from one step: a token, an end, or both. A named tuple, because a step makes hundreds of them."""
 
     choice: int
     token: int | None
@@ -210,6 +209,12 @@ class RequestStream:
         """Queue one event; False when the reader is too far behind. Ends are always queued."""
         self._events.append(event)
         return event.finish_reason is not None or len(self._events) <= self._buffer_events
+
+    def put_token(self, choice: int, token: int) -> bool:
+        """The same for the most frequent event: one more token, and nothing else."""
+        # Made past its constructor, which costs as much as all the rest here.
+        self._events.append(tuple.__new__(TokenEvent, (choice, token, None, None, None)))
+        return len(self._events) <= self._buffer_events
 
     def put_admission(self, cached_tokens: int) -> None:
         self._text.cached_tokens = cached_tokens

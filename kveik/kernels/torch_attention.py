@@ -194,8 +194,9 @@ def _reads(batch: AttentionBatch, cache: Tensor, queries: Tensor) -> StepReads:
 
 
 def _derive(batch: AttentionBatch, records: Records, queries: Tensor) -> StepReads:
-    tables = batch.tables.numpy().astype(np.int64)
     contexts = batch.contexts.numpy().astype(np.int64)
+    # The tables are as wide as the longest context could ever be.
+    tables = batch.tables.numpy()[:, : -(-int(contexts.max()) // batch.block_size)].astype(np.int64)
     starts = batch.query_starts.numpy().astype(np.int64)
     # The first query of a row sees the furthest back.
     first_queries = contexts - np.diff(starts)

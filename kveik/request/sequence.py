@@ -114,3 +114,10 @@ class Sequence:
     def decoding(self) -> bool:
         """Whether only the newest sampled token is pending."""
         return self.pending == 1 and self.output_count > 0
+
+    def end_reason(self, token: int) -> FinishReason | None:
+        """Why `token`, its newest, is its last; None where it is not."""
+        length = len(self.tokens)
+        if token in self.stop_ids and length >= self.stop_length:
+            return "stop"
+        return "length" if length >= self.end_length else None

@@ -7,8 +7,9 @@ A row's token depends on its logits, its sequence's tokens and parameters, and (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,38 @@ class Choice:
     """The row held NaN or +Inf, or left no token possible. Other rows are not touched by that."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Choices(Sequence[Choice]):
+    """The choices of all rows as flat values; a sequence of `Choice` to whoever looks at them one by one."""
+
+    tokens: Ints
+    """[rows]: meaningless where `failed`"""
+
+    failed: frozenset[int]
+    """Rows that held NaN or +Inf, or left no token possible."""
+
+    logprobs: Mapping[int, TokenLogprob]
+    """By row, where they were asked for."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @overload
+    def __getitem__(self, row: int) -> Choice: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Choice]: ...
+    def __getitem__(self, row: int | slice) -> Choice | Sequence[Choice]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        row = range(len(self))[row]
+        return Choice(int(self.tokens[row]), self.logprobs.get(row), row in self.failed)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none either
+
+
 _Noted = dict[int, tuple[RawRows, int]]
 """Row → where its raw log-probabilities are."""
 
@@ -67,11 +100,11 @@ class Sampler:
         """The sequence is gone: drop what is kept of it. Harmless for one that is not known."""
         self._edits.forget(sequence_id)
 
-    def choose(self, logits: Tensor, sequences: Sequence[RequestSequence]) -> list[Choice]:
+    def choose(self, logits: Tensor, sequences: Sequence[RequestSequence]) -> Choices:
         """One choice per row. logits: float32 [rows, vocab], row i for sequences[i]; its values may be changed."""
         assert logits.shape == (len(sequences), self.vocab), f"logits {tuple(logits.shape)} for {len(sequences)} sequences"
         if not sequences:
-            return []
+            return Choices(np.empty(0, dtype=np.int64), frozenset(), {})
         logits = as_rows(logits)
         changed = [edited(sequence.sampling, sequence.output_count) for sequence in sequences]
         raw = self._note_raw(logits, sequences, changed)
@@ -82,7 +115,9 @@ class Sampler:
         sound = np.isfinite(tiles.peaks)
         sound[broken] = False
         tokens = _pick(tiles, sequences, sound)
-        return _choices(tokens.tolist(), sound.tolist(), raw)
+        failed = frozenset(np.flatnonzero(~sound).tolist())
+        logprobs = {row: noted.of(at, int(tokens[row])) for row, (noted, at) in raw.items() if row not in failed}
+        return Choices(tokens, failed, logprobs)
 
     def _note_raw(self, logits: Tensor, sequences: Sequence[RequestSequence], changed: Sequence[bool]) -> _Noted:
         """The raw distributions of the rows that report log-probabilities, taken before any edit."""
@@ -116,11 +151,3 @@ def _filters(sequences: Sequence[RequestSequence]) -> Filters:
         top_p=np.array([params.top_p for params in sampling], dtype=np.float64),
         min_p=np.array([params.min_p for params in sampling], dtype=np.float64),
     )
-
-
-def _choices(tokens: list[int], sound: list[bool], raw: _Noted) -> list[Choice]:
-    choices = []
-    for row, (token, fine) in enumerate(zip(tokens, sound, strict=True)):
-        noted = raw.get(row) if fine else None
-        choices.append(Choice(token, noted[0].of(noted[1], token) if noted else None, not fine))
-    return choices

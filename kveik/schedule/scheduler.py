@@ -22,9 +22,11 @@ from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
 from kveik.request.sequence import FinishReason, Sequence, Status
 from kveik.schedule.draft import Draft
-from kveik.schedule.plan import Finished, Sampled, Settled, StepOutcome, StepPlan
+from kveik.schedule.plan import Chunk, Settled, StepOutcome, StepPlan
 from kveik.schedule.policy import policy_for
 from kveik.schedule.queue import WaitingLine
+from kveik.schedule.roster import Roster
+from kveik.schedule.tally import Tally
 
 
 class Scheduler:
@@ -53,7 +55,7 @@ class Scheduler:
         self._line = WaitingLine()
         self._alive: dict[int, Sequence] = {}
         self._ended: dict[int, Sequence] = {}
-        self._decodes: dict[int, Sequence] = {}
+        self._decodes = Roster(ledger.rows)
         self._prefills: dict[int, Sequence] = {}
         self._admissions = 0
         # True while nothing has changed since an admission pass found nobody who fits: no need to try again every step.
@@ -147,30 +149,22 @@ class Scheduler:
         self._feed_prefills(draft, now)
         if not draft.short and not self._hopeless:
             self._admit(draft, now)
-        plan = draft.plan(self._decodes.values())
-        assert plan.chunks or not self._alive, "sequences are alive and none of them makes progress"
+        self._line_up(draft)
+        plan = draft.plan(self._decodes.decodes())
+        assert not plan.empty or not self._alive, "sequences are alive and none of them makes progress"
         return plan
 
     def settle(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Settled:
-        """Take over what the step brought. `outcome.sampled` has one entry per chunk that samples, in the plan's order."""
-        later = sum(chunk.samples for chunk in plan.chunks[plan.decodes :])
-        assert len(outcome.sampled) == plan.decodes + later, "the outcome is not this plan's"
-        finished: list[Finished] = []
-        ledger, decodes, size = self.ledger, self._decodes, self.ledger.block_size
-        for item in outcome.sampled[: plan.decodes]:
-            sequence = decodes.get(item.sequence_id)
-            if sequence is None:
-                continue  # Aborted meanwhile; its token is nobody's.
-            sequence.computed += 1
-            if sequence.computed % size == 0 and not item.failed and ledger.commit(sequence.id, sequence.computed):
-                self._hopeless = False
-            self._accept(sequence, item, now, finished)
-        self._settle_prefills(plan, outcome, now, finished)
-        return Settled(tuple(finished))
+        """Take over what the step brought; the outcome has one token per chunk that samples, in the plan's order."""
+        assert len(outcome.tokens) == len(plan.sampling_ids), "the outcome is not this plan's"
+        tally = Tally(now)
+        self._settle_decodes(plan.decodes, outcome, tally)
+        self._settle_prefills(plan, outcome, tally)
+        return tally.settled()
 
     def check(self) -> None:
         """Every sequence is in one place, and agrees with the ledger: O(blocks). Raises AssertionError."""
-        running = {**self._decodes, **self._prefills}
+        running = {one.id for one in self.running_sequences()}
         assert len(running) == self.running, "a sequence runs twice"
         assert len(running) + len(self._line) == len(self._alive), "a sequence is lost"
         for sequence in self._alive.values():
@@ -178,7 +172,7 @@ class Scheduler:
             assert (sequence.row is not None) == (sequence.id in running)
             assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.end_length
             assert sequence.computed <= sequence.capacity
-        assert all(sequence.decoding for sequence in self._decodes.values())
+        self._decodes.check()
         assert self.ledger.filling <= self._prefills.keys(), "a decode still claims or reserves what it has computed"
         assert len(running) <= self._limits.max_num_seqs
         self._line.check()
@@ -187,9 +181,12 @@ class Scheduler:
     # Parts of plan.
 
     def _secure_decodes(self, draft: Draft) -> None:
-        for sequence in [one for one in self._decodes.values() if one.computed >= one.capacity]:
-            if sequence.status is Status.RUNNING:
-                self._secure(sequence, sequence.computed + 1, draft)
+        decodes = self._decodes
+        for place in decodes.due():
+            sequence = decodes.sequences[place]
+            # It may have given way to the one before it.
+            if sequence is not None and self._secure(sequence, sequence.computed + 1, draft):
+                decodes.give_room(place, sequence.capacity)
 
     def _secure(self, sequence: Sequence, length: int, draft: Draft) -> bool:
         """Room for `length` tokens, from whoever must give way; False where that is the sequence itself."""
@@ -201,6 +198,24 @@ class Scheduler:
                 return False
         sequence.capacity = self.ledger.grow(sequence.id, length)
         return True
+
+    def _line_up(self, draft: Draft) -> None:
+        """The i-th of the plan has row i of the block tables, so that the executor reads them where they are."""
+        decodes = self._decodes
+        for place in decodes.close_gaps():
+            sequence = decodes.sequences[place]
+            assert sequence is not None
+            self._take_row(sequence, place)
+        for row, sequence in enumerate(draft.counts, start=len(decodes)):
+            self._take_row(sequence, row)
+
+    def _take_row(self, sequence: Sequence, row: int) -> None:
+        if sequence.row == row:
+            return
+        other = self.ledger.move(sequence.id, row)
+        if other is not None:
+            self._alive[other].row = sequence.row
+        sequence.row = row
 
     def _feed_prefills(self, draft: Draft, now: float) -> None:
         for sequence in self._policy.feeding_order(self._prefills.values()):
@@ -309,47 +324,57 @@ class Scheduler:
 
     # Parts of settle.
 
-    def _settle_prefills(self, plan: StepPlan, outcome: StepOutcome, now: float, finished: list[Finished]) -> None:
-        sampled = iter(outcome.sampled[plan.decodes :])
-        if len(plan.chunks) > plan.decodes:
+    def _settle_decodes(self, count: int, outcome: StepOutcome, tally: Tally) -> None:
+        """The first `count` places, which are the plan's decodes; whoever was aborted meanwhile is a gap there."""
+        decodes, tokens = self._decodes, outcome.tokens[:count]
+        failed = frozenset(place for place in outcome.failed if place < count)
+        tally.gaps += decodes.advance(tokens, failed, tally.now).tolist()
+        for place in decodes.whole(count, self.ledger.block_size):
+            sequence = decodes.sequences[place]
+            if sequence is not None and place not in failed and self.ledger.commit(sequence.id, sequence.computed):
+                self._hopeless = False
+        for place in sorted(failed.union(decodes.ending(tokens))):
+            sequence = decodes.sequences[place]
+            if sequence is not None:
+                self._end_where_due(sequence, outcome, place, tally)
+
+    def _settle_prefills(self, plan: StepPlan, outcome: StepOutcome, tally: Tally) -> None:
+        if plan.prefills:
             # Blocks may have left windows, and what a prompt was promised until its end is free for others after it.
             self._hopeless = False
-        for chunk in plan.chunks[plan.decodes :]:
-            item = next(sampled) if chunk.samples else None
+        place = plan.decodes
+        for chunk in plan.prefills:
             sequence = self._prefills.get(chunk.sequence_id)
-            if sequence is None:
-                continue  # Aborted meanwhile.
-            sequence.computed = chunk.start + chunk.count
-            if item is None or not item.failed:
-                self.ledger.commit(sequence.id, sequence.computed)
-            if item is not None or sequence.decoding:
-                del self._prefills[sequence.id]
-                self._decodes[sequence.id] = sequence
-            if item is not None:
-                self._accept(sequence, item, now, finished)
+            if sequence is not None:  # Otherwise aborted meanwhile.
+                self._settle_prefill(sequence, chunk, outcome, place, tally)
+            place += chunk.samples
 
-    def _accept(self, sequence: Sequence, item: Sampled, now: float, finished: list[Finished]) -> None:
-        """Append a token, and end the sequence where it is the last."""
-        reason: FinishReason
-        if item.failed:
+    def _settle_prefill(self, sequence: Sequence, chunk: Chunk, outcome: StepOutcome, place: int, tally: Tally) -> None:
+        """`place`: of its token in the outcome, where it has one."""
+        sequence.computed = chunk.start + chunk.count
+        if not (chunk.samples and place in outcome.failed):
+            self.ledger.commit(sequence.id, sequence.computed)
+            if chunk.samples:
+                tally.give(sequence, int(outcome.tokens[place]))
+            if sequence.decoding:
+                del self._prefills[sequence.id]
+                self._decodes.add(sequence)
+        if chunk.samples:
+            self._end_where_due(sequence, outcome, place, tally)
+
+    def _end_where_due(self, sequence: Sequence, outcome: StepOutcome, place: int, tally: Tally) -> None:
+        """End the sequence where its new token is the last, or where it has none because its logits were not finite."""
+        token = int(outcome.tokens[place])
+        failed = place in outcome.failed
+        reason = "error" if failed else sequence.end_reason(token)
+        if reason is None:
+            return
+        if failed:
             self.ledger.disown(sequence.id)
-            reason = "error"
-        else:
-            token, tokens = item.token, sequence.tokens
-            tokens.append(token)
-            sequence.last_token = now
-            if sequence.first_token is None:
-                sequence.first_token = now
-            length = len(tokens)
-            if token in sequence.stop_ids and length >= sequence.stop_length:
-                sequence.stop_token = token
-                reason = "stop"
-            elif length >= sequence.end_length:
-                reason = "length"
-            else:
-                return
+        elif reason == "stop":
+            sequence.stop_token = token
         self._end(sequence, reason)
-        finished.append(Finished(sequence.id, reason))
+        tally.end(place, sequence, reason)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:
@@ -362,6 +387,9 @@ class Scheduler:
     def _stop(self, sequence: Sequence) -> None:
         """It runs no more: blocks and row go back."""
         self.ledger.release(sequence.id, sequence.computed)
-        (self._decodes if sequence.id in self._decodes else self._prefills).pop(sequence.id)
+        if sequence.id in self._decodes:
+            self._decodes.pop(sequence.id)
+        else:
+            del self._prefills[sequence.id]
         sequence.row, sequence.capacity = None, 0
         self._hopeless = False

@@ -36,3 +36,32 @@ def test_the_ledger_never_replaces_the_arrays_that_the_executor_holds() -> None:
     leave(cache, 1, 0)
     assert all(now is then for now, then in zip(cache.tables, seen, strict=True))
     assert not seen[0].any()
+
+
+def test_rows_change_places_and_the_free_one_stays_clean() -> None:
+    tables = BlockTables(2, rows=3, width=4)
+    first, second = tables.take_row(), tables.take_row()
+    for array in tables.arrays:
+        array[first, :2], array[second, :3] = 5, 6
+    tables.swap_rows(first, second, 3)
+    assert [array[[first, second]].tolist() for array in tables.arrays] == [[[6, 6, 6, 0], [5, 5, 0, 0]]] * 2
+    assert tables.free_rows == 1
+    tables.swap_rows(second, 2, 2)
+    assert [array[[second, 2]].tolist() for array in tables.arrays] == [[[0, 0, 0, 0], [5, 5, 0, 0]]] * 2
+    assert tables.take_row() == second, "the row that became free is the one that is given"
+
+
+def test_a_sequence_takes_another_row_and_whoever_had_it_takes_its_old_one() -> None:
+    cache = ledger(windows=(None, 8))
+    one, other = admit(cache, 1, list(range(20))).row, admit(cache, 2, list(range(100, 109))).row
+    before = [table.copy() for table in cache.tables]
+    assert cache.move(1, other) == 2
+    cache.check()
+    assert all((now[[one, other]] == then[[other, one]]).all() for now, then in zip(cache.tables, before, strict=True))
+    free = next(row for row in range(cache.rows) if row not in (one, other))
+    assert cache.move(2, free) is None
+    cache.check()
+    leave(cache, 1, 20)
+    leave(cache, 2, 9)
+    cache.check()
+    assert not any(table.any() for table in cache.tables)

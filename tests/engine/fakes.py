@@ -54,7 +54,7 @@ class FunctionExecutor:
             if chunk.samples:
                 item = sequence(chunk.sequence_id)
                 sampled.append(Sampled(item.id, self.next_token(item), failed=self.fail_sequence(item)))
-        return StepOutcome(tuple(sampled))
+        return StepOutcome.of(sampled)
 
     def forget(self, sequence_id: int) -> None:
         self.forgotten.append(sequence_id)

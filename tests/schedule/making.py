@@ -86,7 +86,7 @@ class Desk:
             for chunk in plan.chunks
             if chunk.samples
         )
-        settled = self.scheduler.settle(plan, StepOutcome(sampled), self.now)
+        settled = self.scheduler.settle(plan, StepOutcome.of(sampled), self.now)
         self.scheduler.check()
         self.step_count += 1
         return settled

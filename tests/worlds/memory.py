@@ -74,7 +74,7 @@ class MemoryExecutor:
                 content = self._contents[chunk.sequence_id][chunk.start + chunk.count - 1]
                 token = chosen_token(content, self.vocabulary)
                 sampled.append(Sampled(chunk.sequence_id, token, None, fails(chunk.sequence_id)))
-        return StepOutcome(tuple(sampled))
+        return StepOutcome.of(sampled)
 
     def contents(self, sequence: Sequence) -> list[int]:
         """Per position, what the sequence's slots must hold."""

@@ -172,6 +172,8 @@ class Run:
         assert plan.tokens - plan.decodes <= limits.prefill_chunk_size
         ids = [chunk.sequence_id for chunk in plan.chunks]
         assert len(set(ids)) == len(ids), "a sequence has two chunks"
+        rows = [one.row for id_ in ids if (one := self.scheduler.sequence(id_)) is not None]
+        assert rows == list(range(len(ids))), "the block tables' first rows are not the plan's"
         # Law 5: every running decode has its token, ahead of all prefill.
         assert set(ids[: plan.decodes]) == decoding - set(plan.preempted)
         assert all(chunk.count == 1 and chunk.samples for chunk in plan.chunks[: plan.decodes])
