@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -176,3 +177,40 @@ def test_64_requests_at_once_with_preemption_give_what_each_gives_alone(llm: LLM
     for pair in differing:
         assert_nearly_as_likely(llm, *pair)
     assert_nobody_holds_anything(llm)
+
+
+TEXT = (
+    "Bread is one of the oldest foods that people prepare. Flour and water are mixed into a dough, which is left to rise and then "
+    "baked in an oven. Yeast eats the sugar in the flour and makes gas, and the gas makes the bread light. In the north of Europe "
+    "rye is grown more than wheat, because it can stand the cold, and the bread there is dark and keeps for many days. The capital "
+    "of France is Paris, and the bread that people think of when they think of Paris is long, thin and white. The capital of "
+    "Germany is"
+)
+
+
+def reading(path: Path, kv_cache_dtype: str) -> tuple[float, str]:
+    """Mean negative log-likelihood of TEXT's tokens behind the first, nats, and how it goes on."""
+    config = EngineConfig(
+        model=ModelConfig(model=str(path), max_model_len=512),
+        cache=CacheConfig(num_gpu_blocks_override=32, kv_cache_dtype=kv_cache_dtype),  # type: ignore[arg-type]  # one of its values
+    )
+    llm = LLM(config)
+    answering = llm.submit(llm.loaded.tokenizer.encode(TEXT), greedy(max_tokens=8, prompt_logprobs=0))
+    text = ""
+    while not answering.text.finished:
+        text += "".join(delta.text for deltas in llm.step().values() for delta in deltas)
+    scores = [entry.logprob for entry in answering.text.prompt_logprobs or () if entry is not None]
+    llm.close()
+    assert len(scores) > 100
+    return -sum(scores) / len(scores), text
+
+
+@pytest.mark.model
+def test_a_real_model_reads_a_text_nearly_as_well_over_quantised_blocks(catalogue_file: Callable[[str], Path]) -> None:
+    path = catalogue_file("smollm2-135m")
+    plain, answer = reading(path, "bfloat16")
+    assert "Berlin" in answer
+    for name, most in (("int8", 0.03), ("fp8_e4m3", 0.06), ("fp8_e5m2", 0.1)):
+        loss, answer = reading(path, name)
+        assert "Berlin" in answer
+        assert 0 < abs(loss - plain) < most

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from torch import Tensor
 
@@ -40,7 +40,6 @@ def read(x: Tensor, kv_type: KvType, dtype: torch.dtype = torch.float32) -> Tens
 
 
 @by_type
-@settings(deadline=None)
 @given(numbers=some.one_of(ordinary, rows))
 def test_what_is_read_is_what_was_written_up_to_half_a_step(kv_type: KvType, numbers: list[list[float]]) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
@@ -59,7 +58,6 @@ def test_what_is_read_is_what_was_written_up_to_half_a_step(kv_type: KvType, num
 
 
 @by_type
-@settings(deadline=None)
 @given(numbers=rows)
 def test_a_scale_is_the_least_bfloat16_that_lets_the_largest_value_fit(kv_type: KvType, numbers: list[list[float]]) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
