@@ -55,7 +55,10 @@ class NativeModel(Protocol):
         down: list[Part],
         down_bias: Floats | None,
         feed_forward_post_norm: Floats | None,
-    ) -> None: ...
+    ) -> None:
+        """The next layer. Products are parts whose outputs follow each other: qkv gives queries, keys and values, gate_up
+        gates and then ups. Norms and biases: float32 [their width]. Raises ValueError where sizes do not agree."""
+        ...
 
     def forward(
         self,
@@ -65,7 +68,9 @@ class NativeModel(Protocol):
         groups: list[tuple[object, ...]],
         hidden: Floats,
         threads: int,
-    ) -> None: ...
+    ) -> None:
+        """One step; hidden [wanted, hidden] is written. groups: as `Group` of the bindings names their parts."""
+        ...
 
     def logits(self, hidden: Floats, logits: Floats, threads: int) -> None: ...
 
