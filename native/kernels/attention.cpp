@@ -5,6 +5,7 @@
 // folded when all are there: in the same order, so that who had them cannot be seen.
 #include "kernels/attention.h"
 
+#include "kernels/attention_chunk.h"
 #include "kernels/attention_span.h"
 #include "kernels/rope_write.h"
 
@@ -34,12 +35,16 @@ struct Workspace {
     size_t scores_bytes() const { return padded(sizeof(float) * group * range_positions); }
     size_t slots_bytes() const { return padded(size_t(32) * head_dim * sizeof(float)); }
     size_t own_bytes() const {
-        return scores_bytes() + prepared_bytes(group, head_dim) + slots_bytes() + 2 * partial_bytes(group, head_dim);
+        const size_t partials = 2 * partial_bytes(group, head_dim);
+        const size_t spans = scores_bytes() + prepared_bytes(group, head_dim) + slots_bytes() + partials;
+        return padded(std::max(spans, panel_bytes(head_dim)));
     }
     size_t bytes(int threads) const {
         return threads * (own_bytes() + pieces_per_thread * spans_most * partial_bytes(group, head_dim));
     }
 
+    // A thread has spans or a panel at a time.
+    uint8_t* panel(int rank) const { return base + rank * own_bytes(); }
     SpanMemory memory(int rank) const {
         uint8_t* own = base + rank * own_bytes();
         uint8_t* queries = own + scores_bytes();
@@ -178,30 +183,53 @@ private:
     int64_t total_ = 0;
 };
 
-// One token of a row, at `position`, by the heads of one kv head.
-void attend_token(const Problem& problem, int row, int64_t token, int position, int kv_head, const Workspace& workspace,
-                  const Team& team) {
-    const int window = problem.rows.window;
-    const int64_t offset = int64_t(kv_head) * problem.group * problem.cache.head_dim;
-    const Partial folded = workspace.folded(team.rank);
-    const Span span{problem.queries + token * problem.stride + offset, problem.rows.tables + row * problem.rows.table_stride,
-                    kv_head, window ? std::max(0, position - window + 1) : 0, position + 1};
-    attend_span_f32(problem, span, workspace.memory(team.rank), folded);
-    finish(folded, problem.group, problem.cache.head_dim, problem.out + token * problem.out_stride + offset);
-}
+// The panels of all rows with several queries, in order: row, kv head, panel, the panel that sees most first.
+class Panels {
+public:
+    Panels(const Problem& problem, const Workspace& workspace, const Team& team)
+        : problem_(problem), workspace_(workspace), team_(team) {
+        // Large panels pack keys less often, small ones even out what threads do; results are the same.
+        for (strips_ = panel_strips_most;; strips_ /= 2) {
+            count = 0;
+            for (int row = problem.rows.decodes; row < problem.rows.rows; ++row) count += panels_of(row) * heads();
+            if (strips_ == 1 || team.size == 1 || count >= pieces_per_thread * team.size) break;
+        }
+    }
+
+    int64_t count;
+
+    void attend(int64_t item) const {
+        int row = problem_.rows.decodes;
+        for (; item >= panels_of(row) * heads(); ++row) item -= panels_of(row) * heads();
+        const int64_t panels = panels_of(row);
+        const int first = int(panels - 1 - item % panels) * strips_ * strip_lanes;
+        const Panel panel{row, int(item / panels), first, std::min(first + strips_ * strip_lanes, lanes_of(row))};
+        attend_panel(problem_, panel, workspace_.panel(team_.rank));
+    }
+
+private:
+    int heads() const { return problem_.cache.kv_heads; }
+    int lanes_of(int row) const {
+        return (problem_.rows.query_starts[row + 1] - problem_.rows.query_starts[row]) * problem_.group;
+    }
+    int64_t panels_of(int row) const { return (lanes_of(row) + strips_ * strip_lanes - 1) / (strips_ * strip_lanes); }
+
+    const Problem& problem_;
+    const Workspace& workspace_;
+    const Team& team_;
+    int strips_;
+};
 
 void attend(const float* queries, int64_t stride, int heads, float scale, float soft_cap, const CacheView& cache,
             const StepRows& rows, float* out, int64_t out_stride, void* memory, Team& team) {
     const Problem problem{queries, stride, out, out_stride, heads / cache.kv_heads, scale, soft_cap, cache, rows};
     const Workspace workspace{static_cast<uint8_t*>(memory), problem.group, cache.head_dim};
     const Spans spans(problem, workspace, team);
-    const int64_t prefills = int64_t(rows.rows - rows.decodes) * cache.kv_heads;
-    team.each(prefills + spans.pieces, 1, [&](int64_t item, int64_t) {
-        if (item >= prefills) return spans.attend(int(item - prefills));
-        const int row = rows.decodes + int(item / cache.kv_heads), kv_head = int(item % cache.kv_heads);
-        const int first = rows.query_starts[row], stop = rows.query_starts[row + 1];
-        for (int token = first; token < stop; ++token)
-            attend_token(problem, row, token, rows.contexts[row] - (stop - token), kv_head, workspace, team);
+    const Panels panels(problem, workspace, team);
+    // The large items first: what is left for the end is small.
+    team.each(panels.count + spans.pieces, 1, [&](int64_t item, int64_t) {
+        if (item < panels.count) panels.attend(item);
+        else spans.attend(int(item - panels.count));
     });
     spans.fold_cut();
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/attention.h"
-#include "kernels/simd.h"
+#include "kernels/attention_exp.h"
 
 namespace kveik::KVEIK_ISA {
 
@@ -18,9 +18,9 @@ constexpr int range_positions = 256;
 
 // What one query's heads, those that share a kv head, saw in some positions.
 struct Partial {
-    float* most;   // [heads]: the largest score
-    float* total;  // [heads]: sum of exp(score - most)
-    float* sum;    // [heads, head_dim]: sum of exp(score - most) * value
+    float* most;   // [heads]: the largest score in units of log 2, rounded up to a whole number
+    float* total;  // [heads]: sum of 2^(score - most)
+    float* sum;    // [heads, head_dim]: sum of 2^(score - most) * value
 };
 
 // What all queries of a step have in common.
@@ -51,11 +51,6 @@ struct SpanMemory {
 
 constexpr size_t prepared_bytes(int group, int head_dim) { return size_t(group) * ((head_dim + 63) / 64 * 64) * 8; }
 
-inline f32x16 capped(f32x16 score, float soft_cap) {
-    const f32x16 grown = exp(score * (2.0f / soft_cap));
-    return soft_cap * (1.0f - 2.0f / (grown + 1.0f));
-}
-
 inline void clear(const Partial& partial, int group, int head_dim) {
     for (int head = 0; head < group; ++head) {
         partial.most[head] = -INFINITY;
@@ -64,12 +59,12 @@ inline void clear(const Partial& partial, int group, int head_dim) {
     std::memset(partial.sum, 0, sizeof(float) * group * head_dim);
 }
 
-// The largest score of a head becomes `most`; what was summed up before keeps its share.
+// `most` of a head grows; what was summed up before keeps its share.
 inline void raise(const Partial& partial, int head, float most, int head_dim) {
     const float before = partial.most[head];
     partial.most[head] = most;
     if (before == most || before == -INFINITY) return;
-    const float kept = std::exp(before - most);
+    const float kept = std::exp2(before - most);
     partial.total[head] *= kept;
     float* sum = partial.sum + head * head_dim;
     for (int i = 0; i < head_dim; i += 16) store(sum + i, load(sum + i) * kept);
@@ -79,7 +74,7 @@ inline void raise(const Partial& partial, int head, float most, int head_dim) {
 inline void fold(const Partial& into, const Partial& from, int group, int head_dim) {
     for (int head = 0; head < group; ++head) {
         raise(into, head, into.most[head] > from.most[head] ? into.most[head] : from.most[head], head_dim);
-        const float added = std::exp(from.most[head] - into.most[head]);
+        const float added = std::exp2(from.most[head] - into.most[head]);
         into.total[head] += from.total[head] * added;
         float *sum = into.sum + head * head_dim, *more = from.sum + head * head_dim;
         for (int i = 0; i < head_dim; i += 16) store(sum + i, load(sum + i) + load(more + i) * added);

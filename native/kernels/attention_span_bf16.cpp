@@ -88,27 +88,25 @@ void score(const Problem& problem, const Span& span, int first, int stop, const 
 
 // A head's scores of groups in [first, stop) become weights in bfloat16, at the row's start; 0 outside the span.
 void exponentiate(const Problem& problem, const Span& span, int first, int stop, float* scores, int head, const Partial& to) {
-    const __m512 scale = _mm512_set1_ps(problem.scale), outside = _mm512_set1_ps(-INFINITY);
-    __m512 most = _mm512_set1_ps(to.most[head]);
+    const float scale = problem.soft_cap == 0 ? problem.scale * log2e : problem.scale;
+    f32x16 most = splat(to.most[head]);
     for (int at = first; at < stop; at += group_slots) {
         float* score = scores + (at - first);
-        __m512 s = _mm512_mul_ps(_mm512_load_ps(score), scale);
-        if (problem.soft_cap != 0) s = (__m512)capped((f32x16)s, problem.soft_cap);
-        s = _mm512_mask_mov_ps(outside, __mmask16(lanes_in(span, at)), s);
-        _mm512_store_ps(score, s);
-        most = _mm512_max_ps(most, s);
+        f32x16 s = load(score) * scale;
+        if (problem.soft_cap != 0) s = capped(s, problem.soft_cap) * log2e;
+        s = (f32x16)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), __mmask16(lanes_in(span, at)), (__m512)s);
+        store(score, s);
+        most = max(most, s);
     }
-    raise(to, head, _mm512_reduce_max_ps(most), problem.cache.head_dim);
-    most = _mm512_set1_ps(to.most[head]);
-    __m512 total = _mm512_setzero_ps();
+    raise(to, head, std::ceil(largest(most)), problem.cache.head_dim);
+    f32x16 total{};
     for (int at = 0; at < stop - first; at += group_slots) {
-        const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(scores + at), most), _mm512_set1_ps(log2e));
-        const __m512 weight = exp2_of(x);
-        total = _mm512_add_ps(total, weight);
+        const f32x16 weight = exp2(load(scores + at) - to.most[head]);
+        total += weight;
         // Weights are half as wide as scores: they never overwrite one that is still to be read.
-        _mm256_store_si256(reinterpret_cast<__m256i*>(scores + at / 2), (__m256i)_mm512_cvtneps_pbh(weight));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(scores + at / 2), (__m256i)_mm512_cvtneps_pbh((__m512)weight));
     }
-    to.total[head] += _mm512_reduce_add_ps(total);
+    to.total[head] += sum(total);
 }
 
 // Sums of `lines` times 32 dimensions, in the order that interleaving leaves them in: [line][low, high].

@@ -58,15 +58,17 @@ void weigh(const Problem& problem, const Span& span, int first, int stop, int he
 // A head's scores of `count` positions become weights; what lies behind, up to a multiple of 16, becomes 0.
 void exponentiate(float* scores, int head, int count, const Problem& problem, const Partial& to) {
     const int whole = (count + 15) / 16 * 16;
-    if (problem.soft_cap != 0)
-        for (int i = 0; i < count; i += 16) store(scores + i, capped(load(scores + i), problem.soft_cap));
+    for (int i = 0; i < count; i += 16) {
+        const f32x16 score = problem.soft_cap == 0 ? load(scores + i) : capped(load(scores + i), problem.soft_cap);
+        store(scores + i, score * log2e);
+    }
     for (int i = count; i < whole; ++i) scores[i] = -INFINITY;
     f32x16 most = splat(to.most[head]);
     for (int i = 0; i < whole; i += 16) most = max(most, load(scores + i));
-    raise(to, head, largest(most), problem.cache.head_dim);
+    raise(to, head, std::ceil(largest(most)), problem.cache.head_dim);
     f32x16 total{};
     for (int i = 0; i < whole; i += 16) {
-        const f32x16 weight = exp(load(scores + i) - to.most[head]);
+        const f32x16 weight = exp2(load(scores + i) - to.most[head]);
         store(scores + i, weight);
         total += weight;
     }

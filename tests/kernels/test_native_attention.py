@@ -93,6 +93,31 @@ def test_a_long_context_in_many_spans_equals_the_reference(kv_type: KvType, isa:
 
 
 @by_type
+@pytest.mark.parametrize("window", [None, 17, 128, 200])
+def test_ragged_chunks_over_several_tiles_equal_the_reference(kv_type: KvType, isa: str, window: int | None) -> None:
+    shape = Shape(heads=3, kv_heads=1, head_dim=16, block_size=16, window=window)
+    made = stored_as(world(shape, [290, 150, 2, 400, 131], [1, 150, 2, 70, 3], seed=2), kv_type)
+    assert_near(attended(made), right(made, kv_type), tolerance(kv_type, isa))
+
+
+@by_type
+def test_a_query_is_the_same_to_the_bit_however_its_prompt_is_cut(kv_type: KvType, isa: str) -> None:
+    """Chunks end where the scheduler likes; panels and tiles must not show."""
+    made = stored_as(world(Shape(heads=6, kv_heads=2, head_dim=32, block_size=16, window=140), [300], [300], seed=5), kv_type)
+    whole = attended(made)
+    for first, stop in [(0, 2), (2, 100), (100, 131), (131, 300)]:
+        batch = replace(
+            made.batch,
+            slots=made.batch.slots[first:stop],
+            query_starts=torch.tensor([0, stop - first], dtype=torch.int32),
+            contexts=torch.tensor([stop], dtype=torch.int32),
+            memo={},
+        )
+        part = native_attention.attend(made.queries[first:stop], made.cache, batch, scale=0.3, soft_cap=None)
+        assert torch.equal(part, whole[first:stop])
+
+
+@by_type
 def test_writing_gives_the_bytes_of_the_torch_path_and_touches_no_others(kv_type: KvType, isa: str) -> None:
     made = stored_as(world(Shape(head_dim=48, block_size=16), [5, 30, 60], [1, 9, 33], seed=3), kv_type)
     # Subnormal in fp8, all zero, tiny and huge heads.
