@@ -180,11 +180,11 @@ def test_64_requests_at_once_with_preemption_give_what_each_gives_alone(llm: LLM
 
 
 TEXT = (
-    "Bread is one of the oldest foods that people prepare. Flour and water are mixed into a dough, which is left to rise and then "
-    "baked in an oven. Yeast eats the sugar in the flour and makes gas, and the gas makes the bread light. In the north of Europe "
-    "rye is grown more than wheat, because it can stand the cold, and the bread there is dark and keeps for many days. The capital "
-    "of France is Paris, and the bread that people think of when they think of Paris is long, thin and white. The capital of "
-    "Germany is"
+    "Bread is one of the oldest foods that people prepare. Flour and water are mixed into a dough, which is left to"
+    " rise and then baked in an oven. Yeast eats the sugar in the flour and makes gas, and the gas makes the bread "
+    "light. In the north of Europe rye is grown more than wheat, because it can stand the cold, and the bread there"
+    " is dark and keeps for many days. The capital of France is Paris, and the bread that people think of when they"
+    " think of Paris is long, thin and white. The capital of Germany is"
 )
 
 
