@@ -31,13 +31,29 @@ def tree() -> str:
     assert found == set(FLOORS), f"folders that the tree does not know, or that are gone: {found ^ set(FLOORS)}"
     parts = [folder(package / name) for name in FLOORS]
     ground = "".join(row(path) for path in sorted(package.glob("*.py")) if path.name != "__init__.py")
-    return "".join(parts) + f"\n**kveik/**: what everybody may use.\n\n{ground}"
+    return "".join(parts) + f"\n**kveik/**: what everybody may use.\n\n{ground}" + native_tree()
+
+
+def native_tree() -> str:
+    """The C++ sources, folder by folder, each with its own first line."""
+    folders = sorted(path for path in (ROOT / "native").iterdir() if path.is_dir())
+    return "".join(
+        f"\n**native/{path.name}/**\n\n{''.join(native_row(file) for file in sorted(path.glob('*.[ch]*')))}" for path in folders
+    )
+
+
+def native_row(path: Path) -> str:
+    """One source: the comment that it opens with, where it has one."""
+    opening = path.read_text(encoding="utf-8").split("\n\n", 1)[0]
+    lines = [line.removeprefix("//").strip() for line in opening.splitlines() if line.startswith("//")]
+    said = " ".join(lines).partition(". ")[0].rstrip(".:")
+    return f"- `{path.name}`{': ' + said if said else ''}\n"
 
 
 def folder(path: Path) -> str:
     """One folder: its sentence, its files, and what it ships beside Python."""
     rows = "".join(row(file) for file in sorted(path.glob("*.py")) if file.name != "__init__.py")
-    others = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc"))
+    others = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc", ".so"))
     rows += "".join(f"- `{file.relative_to(path)}`\n" for file in others)
     return f"\n**kveik/{path.name}/**: {sentence(path / '__init__.py')}\n\n{rows}"
 

@@ -1,3 +1,4 @@
+// The rows between products, sixteen numbers at a time. See rows.h.
 #include "kernels/rows.h"
 
 #include <vector>
