@@ -30,16 +30,20 @@ template <WeightFormat format>
 static void largest_values(const Scales& scales, int count, float* largest) {
     constexpr FormatTraits traits = traits_of(format);
     constexpr float most = float((1 << traits.bits) - 1);
-    float poison[16] = {};
-    for (int o = 0; o < 16; ++o) largest[o] = 0;
+    bool finite[16];
+    for (int o = 0; o < 16; ++o) {
+        largest[o] = 0;
+        finite[o] = true;
+    }
     for (int i = 0; i < count; ++i)
         for (int o = 0; o < 16; ++o) {
             const float scale = scales.scale[i][o], low = traits.minimum ? scales.minimum[i][o] : scale * float(traits.zero);
-            const float high = traits.minimum ? low + most * scale : low, size = std::fabs(low) > std::fabs(high) ? low : high;
-            largest[o] = std::fabs(size) > largest[o] ? std::fabs(size) : largest[o];
-            poison[o] += 0.0f * low + 0.0f * high;
+            const float high = traits.minimum ? low + most * scale : low;
+            const float size = std::fabs(low) > std::fabs(high) ? std::fabs(low) : std::fabs(high);
+            finite[o] = finite[o] && std::fabs(low) < INFINITY && std::fabs(high) < INFINITY;
+            largest[o] = size > largest[o] ? size : largest[o];
         }
-    for (int o = 0; o < 16; ++o) largest[o] += poison[o];
+    for (int o = 0; o < 16; ++o) largest[o] = finite[o] ? largest[o] : NAN;
 }
 
 // For each byte of a vector [16 outputs][4]: what its value is multiplied with, and what is added.

@@ -1,0 +1,191 @@
+"""Products with quantised weights, slow and obvious: in numpy, the sums in float64. It defines the right answer.
+
+A weight is w = scale * (value - zero), or scale * value + minimum, with a scale and a minimum per output and group of inputs; rows
+are int8 with a scale per 256 inputs. Block layouts: ggml-common.h of https://github.com/ggml-org/ggml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+CHUNK = 256
+"""Inputs that share a scale of the rows; the last chunk of a row may be shorter."""
+
+ROWS_MANY = 72
+"""From this many rows on, weights are first rounded to int8 with a scale per output and chunk."""
+
+SMALLEST = np.float32(1e-36)
+"""A chunk of a row, or a w8 output, whose magnitudes are all below counts as zeros: 127 / largest must be finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A weight [outputs, inputs]."""
+
+    bits: int
+    values: Bytes
+    """[outputs, inputs], unsigned."""
+
+    zero: int
+    scale: Floats
+    """[outputs, groups]: a group is 16 or 32 inputs, or all of them."""
+
+    minimum: Floats | None
+    """[outputs, groups], where the format has one."""
+
+    whole: bool = False
+    """One scale for all inputs, and int8 already: w8."""
+
+
+def read(kind: str, blocks: Bytes, outputs: int) -> Quantised:
+    """A GGUF tensor's own bytes. kind: Q4_0 and the like."""
+    block_bytes, split = _KINDS[kind]
+    parts = split(blocks.reshape(-1, block_bytes))
+    minimum = None if parts.minimum is None else parts.minimum.reshape(outputs, -1)
+    return Quantised(parts.bits, parts.values.reshape(outputs, -1), parts.zero, parts.scale.reshape(outputs, -1), minimum)
+
+
+def w8(weight: Floats) -> Quantised:
+    """float32 [outputs, inputs] -> int8 with one scale per output; NaN where an output holds a NaN or an infinity."""
+    values, scale = _int8(weight)
+    return Quantised(8, (values + 128).astype(np.uint8), 128, scale[:, None], None, whole=True)
+
+
+def dequantised(weight: Quantised) -> Floats:
+    """[outputs, inputs], each rounded to float32 after the product and after the sum, as everybody does."""
+    group = weight.values.shape[1] // weight.scale.shape[1]
+    scaled = (weight.values.astype(np.float32) - np.float32(weight.zero)) * weight.scale.repeat(group, 1)
+    return scaled if weight.minimum is None else scaled + weight.minimum.repeat(group, 1)
+
+
+def quantised_rows(x: Floats) -> Doubles:
+    """[rows, inputs] -> what the int8 rows stand for. A chunk with a NaN or an infinity becomes NaN."""
+    rows = np.empty(x.shape, np.float64)
+    for first in range(0, x.shape[1], CHUNK):
+        values, scale = _int8(x[:, first : first + CHUNK])
+        rows[:, first : first + CHUNK] = values * scale[:, None].astype(np.float64)
+    return rows
+
+
+def coarse(weight: Quantised) -> Doubles:
+    """[outputs, inputs] -> what the weight stands for once it is int8 with a scale per output and chunk."""
+    if weight.whole:
+        return dequantised(weight).astype(np.float64)
+    group = weight.values.shape[1] // weight.scale.shape[1]
+    rounded = np.empty(weight.values.shape, np.float64)
+    for first in range(0, weight.values.shape[1], CHUNK):
+        groups = slice(first // group, (first + CHUNK) // group)
+        minimum = None if weight.minimum is None else weight.minimum[:, groups]
+        values = weight.values[:, first : first + CHUNK].astype(np.int64)
+        part = Quantised(weight.bits, values.astype(np.uint8), weight.zero, weight.scale[:, groups], minimum)
+        rounded[:, first : first + CHUNK] = _coarse_chunk(part)
+    return rounded
+
+
+def linear(weight: Quantised, x: Floats, bias: Floats | None) -> Doubles:
+    """x [rows, inputs] -> [rows, outputs]."""
+    weights = coarse(weight) if len(x) >= ROWS_MANY else dequantised(weight).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        product: Doubles = quantised_rows(x) @ weights.T
+    return product if bias is None else product + bias
+
+
+def _int8(x: Floats) -> tuple[Ints, Floats]:
+    """Symmetric, [rows, any] -> values and the scale of each row: 0 where it counts as zeros, NaN where it is not finite."""
+    largest = np.abs(x).max(1)
+    finite = np.isfinite(largest)
+    some = finite & (largest > SMALLEST)
+    factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=some)
+    values = np.rint(np.where(some[:, None], x, np.float32(0)) * factor[:, None]).astype(np.int64)
+    scale = np.where(some, largest / np.float32(127), np.float32(0))
+    return values, np.where(finite, scale, np.float32(np.nan)).astype(np.float32)
+
+
+def _coarse_chunk(part: Quantised) -> Doubles:
+    """One chunk, in the fixed point of the native kernels: 8 bits behind the point, or 15 for values of 8 bits."""
+    group = part.values.shape[1] // part.scale.shape[1]
+    low = part.scale * np.float32(part.zero) if part.minimum is None else part.minimum
+    high = low if part.minimum is None else part.minimum + part.scale * np.float32((1 << part.bits) - 1)
+    largest = np.maximum(np.abs(low), np.abs(high)).max(1)
+    per_unit = np.divide(np.float32(256 * 127), largest, out=np.zeros_like(largest), where=largest > 0)[:, None]
+    values = part.values.astype(np.int64)
+    if part.bits == 8:
+        factor = np.rint(part.scale * per_unit * np.float32(128)).astype(np.int64).repeat(group, 1)
+        scaled = ((values - 128) * 256 * factor + 16384) >> 15
+    else:
+        factor = np.rint(part.scale * per_unit).astype(np.int64)
+        offset = -part.zero * factor if part.minimum is None else np.rint(part.minimum * per_unit).astype(np.int64)
+        scaled = values * factor.repeat(group, 1) + offset.repeat(group, 1)
+    units: Doubles = ((scaled + 128) >> 8) * (largest / np.float32(127)).astype(np.float64)[:, None]
+    return units
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Of blocks [blocks, bytes]: values [blocks, inputs], scale and minimum [blocks, groups]."""
+
+    bits: int
+    zero: int
+    values: Bytes
+    scale: Floats
+    minimum: Floats | None = None
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(blocks: Bytes, width: int) -> Bytes:
+    """The low halves of `width` bytes, then their high halves."""
+    grouped = blocks.reshape(len(blocks), -1, 1, width)
+    return np.concatenate((grouped & 15, grouped >> 4), 2).reshape(len(blocks), -1)
+
+
+def _fifth(blocks: Bytes) -> Bytes:
+    """32 bits, in order."""
+    return np.unpackbits(blocks, axis=1, bitorder="little") << 4
+
+
+def _factors(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Of q4_k and q5_k: d · dmin · 12 bytes of 8 scales and 8 minima of 6 bits -> [blocks, 8] each, the minima negative."""
+    scales, minima, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scale = np.concatenate((scales & 63, mixed & 15 | scales >> 6 << 4), 1).astype(np.float32)
+    minimum = np.concatenate((minima & 63, mixed >> 4 | minima >> 6 << 4), 1).astype(np.float32)
+    return scale * _half(blocks, 0), -(minimum * _half(blocks, 2))
+
+
+def _q4_k(b: Bytes) -> _Blocks:
+    return _Blocks(4, 0, _nibbles(b[:, 16:], 32), *_factors(b))
+
+
+def _q5_k(b: Bytes) -> _Blocks:
+    fifth = (b[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
+    return _Blocks(5, 0, _nibbles(b[:, 48:], 32) | fifth.reshape(len(b), -1), *_factors(b))
+
+
+def _q6_k(b: Bytes) -> _Blocks:
+    pairs = b[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    values = _nibbles(b[:, :128], 64) | (pairs << 4).reshape(len(b), -1)
+    return _Blocks(6, 32, values, np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32) * _half(b, 208))
+
+
+_KINDS: dict[str, tuple[int, Callable[[Bytes], _Blocks]]] = {
+    "Q4_0": (18, lambda b: _Blocks(4, 8, _nibbles(b[:, 2:], 16), _half(b, 0))),
+    "Q4_1": (20, lambda b: _Blocks(4, 0, _nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2))),
+    "Q5_0": (22, lambda b: _Blocks(5, 16, _nibbles(b[:, 6:], 16) | _fifth(b[:, 2:6]), _half(b, 0))),
+    "Q5_1": (24, lambda b: _Blocks(5, 0, _nibbles(b[:, 8:], 16) | _fifth(b[:, 4:8]), _half(b, 0), _half(b, 2))),
+    "Q8_0": (34, lambda b: _Blocks(8, 128, b[:, 2:] ^ 128, _half(b, 0))),
+    "Q4_K": (144, _q4_k),
+    "Q5_K": (176, _q5_k),
+    "Q6_K": (210, _q6_k),
+}
+"""Bytes of a block, and how it is read."""
