@@ -1,7 +1,8 @@
 """Products with quantised weights, slow and obvious: in numpy, the sums in float64. It defines the right answer.
 
-A weight is w = scale * (value - zero), or scale * value + minimum, with a scale and a minimum per output and group of inputs; rows
-are int8 with a scale per 256 inputs. Block layouts: ggml-common.h of https://github.com/ggml-org/ggml.
+A weight is w = scale * (value - zero), or scale * value + minimum, with a scale and a minimum per output and group of inputs;
+rows are int8 with a scale per group of 32 inputs. Many rows are multiplied otherwise: weights and rows are both int8, a scale
+per span of 128 inputs. Block layouts: ggml-common.h of https://github.com/ggml-org/ggml.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-CHUNK = 256
-"""Inputs that share a scale of the rows; the last chunk of a row may be shorter."""
+GROUP = 32
+SPAN = 128
+"""Inputs; a row's last span may be shorter."""
 
 ROWS_MANY = 72
-"""From this many rows on, weights are first rounded to int8 with a scale per output and chunk."""
+"""From this many rows on, scales are those of spans."""
 
 SMALLEST = np.float32(1e-36)
-"""A chunk of a row, or a w8 output, whose magnitudes are all below counts as zeros: 127 / largest must be finite."""
+"""A group or span of a row, or a w8 output, whose magnitudes are all below counts as zeros: 127 / largest must be finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +70,27 @@ def dequantised(weight: Quantised) -> Floats:
 
 
 def quantised_rows(x: Floats) -> Doubles:
-    """[rows, inputs] -> what the int8 rows stand for. A chunk with a NaN or an infinity becomes NaN."""
+    """[rows, inputs] -> what the int8 rows stand for. A group or span with a NaN or an infinity becomes NaN."""
     rows = np.empty(x.shape, np.float64)
-    for first in range(0, x.shape[1], CHUNK):
-        values, scale = _int8(x[:, first : first + CHUNK])
-        rows[:, first : first + CHUNK] = values * scale[:, None].astype(np.float64)
+    width = SPAN if len(x) >= ROWS_MANY else GROUP
+    for first in range(0, x.shape[1], width):
+        values, scale = _int8(x[:, first : first + width])
+        rows[:, first : first + width] = values * scale[:, None].astype(np.float64)
     return rows
 
 
 def coarse(weight: Quantised) -> Doubles:
-    """[outputs, inputs] -> what the weight stands for once it is int8 with a scale per output and chunk."""
+    """[outputs, inputs] -> what the weight stands for once it is int8 with a scale per output and span."""
     if weight.whole:
         return dequantised(weight).astype(np.float64)
     group = weight.values.shape[1] // weight.scale.shape[1]
     rounded = np.empty(weight.values.shape, np.float64)
-    for first in range(0, weight.values.shape[1], CHUNK):
-        groups = slice(first // group, (first + CHUNK) // group)
+    for first in range(0, weight.values.shape[1], SPAN):
+        groups = slice(first // group, (first + SPAN) // group)
         minimum = None if weight.minimum is None else weight.minimum[:, groups]
-        values = weight.values[:, first : first + CHUNK].astype(np.int64)
+        values = weight.values[:, first : first + SPAN].astype(np.int64)
         part = Quantised(weight.bits, values.astype(np.uint8), weight.zero, weight.scale[:, groups], minimum)
-        rounded[:, first : first + CHUNK] = _coarse_chunk(part)
+        rounded[:, first : first + SPAN] = _coarse_span(part)
     return rounded
 
 
@@ -110,8 +113,8 @@ def _int8(x: Floats) -> tuple[Ints, Floats]:
     return values, np.where(finite, scale, np.float32(np.nan)).astype(np.float32)
 
 
-def _coarse_chunk(part: Quantised) -> Doubles:
-    """One chunk, in the fixed point of the native kernels: 8 bits behind the point, or 15 for values of 8 bits."""
+def _coarse_span(part: Quantised) -> Doubles:
+    """One span, in the fixed point of the native kernels: 8 bits behind the point, or 15 for values of 8 bits."""
     group = part.values.shape[1] // part.scale.shape[1]
     low = part.scale * np.float32(part.zero) if part.minimum is None else part.minimum
     high = low if part.minimum is None else part.minimum + part.scale * np.float32((1 << part.bits) - 1)
@@ -147,12 +150,12 @@ def _half(blocks: Bytes, at: int) -> Floats:
 def _nibbles(blocks: Bytes, width: int) -> Bytes:
     """The low halves of `width` bytes, then their high halves."""
     grouped = blocks.reshape(len(blocks), -1, 1, width)
-    return np.concatenate((grouped & 15, grouped >> 4), 2).reshape(len(blocks), -1)
+    return np.concatenate((grouped & 15, grouped >> 4), 2, dtype=np.uint8).reshape(len(blocks), -1)
 
 
 def _fifth(blocks: Bytes) -> Bytes:
     """32 bits, in order."""
-    return np.unpackbits(blocks, axis=1, bitorder="little") << 4
+    return np.left_shift(np.unpackbits(blocks, axis=1, bitorder="little"), 4, dtype=np.uint8)
 
 
 def _factors(blocks: Bytes) -> tuple[Floats, Floats]:
@@ -169,21 +172,28 @@ def _q4_k(b: Bytes) -> _Blocks:
 
 def _q5_k(b: Bytes) -> _Blocks:
     fifth = (b[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
-    return _Blocks(5, 0, _nibbles(b[:, 48:], 32) | fifth.reshape(len(b), -1), *_factors(b))
+    values = _nibbles(b[:, 48:], 32) | fifth.reshape(len(b), -1)
+    return _Blocks(5, 0, values.astype(np.uint8), *_factors(b))
 
 
 def _q6_k(b: Bytes) -> _Blocks:
     pairs = b[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    values = _nibbles(b[:, :128], 64) | (pairs << 4).reshape(len(b), -1)
+    values = (_nibbles(b[:, :128], 64) | (pairs << 4).reshape(len(b), -1)).astype(np.uint8)
     return _Blocks(6, 32, values, np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32) * _half(b, 208))
+
+
+def _q5(b: Bytes, fifth_at: int) -> Bytes:
+    """Of q5_0 and q5_1: 4 bytes of fifth bits, 16 of nibbles."""
+    values: Bytes = _nibbles(b[:, fifth_at + 4 :], 16) | _fifth(b[:, fifth_at : fifth_at + 4])
+    return values
 
 
 _KINDS: dict[str, tuple[int, Callable[[Bytes], _Blocks]]] = {
     "Q4_0": (18, lambda b: _Blocks(4, 8, _nibbles(b[:, 2:], 16), _half(b, 0))),
     "Q4_1": (20, lambda b: _Blocks(4, 0, _nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2))),
-    "Q5_0": (22, lambda b: _Blocks(5, 16, _nibbles(b[:, 6:], 16) | _fifth(b[:, 2:6]), _half(b, 0))),
-    "Q5_1": (24, lambda b: _Blocks(5, 0, _nibbles(b[:, 8:], 16) | _fifth(b[:, 4:8]), _half(b, 0), _half(b, 2))),
-    "Q8_0": (34, lambda b: _Blocks(8, 128, b[:, 2:] ^ 128, _half(b, 0))),
+    "Q5_0": (22, lambda b: _Blocks(5, 16, _q5(b, 2), _half(b, 0))),
+    "Q5_1": (24, lambda b: _Blocks(5, 0, _q5(b, 4), _half(b, 0), _half(b, 2))),
+    "Q8_0": (34, lambda b: _Blocks(8, 128, b[:, 2:] ^ np.uint8(128), _half(b, 0))),
     "Q4_K": (144, _q4_k),
     "Q5_K": (176, _q5_k),
     "Q6_K": (210, _q6_k),

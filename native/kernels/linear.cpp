@@ -19,13 +19,16 @@ static FewKernel few_kernel(WeightFormat format, int height) {
 }
 
 static void quantise(const float* x, int64_t stride, const Activations& to, Team& team) {
-    const int chunks = chunks_of(to.inputs);
-    // Chunks rather than rows, so that one row is shared too.
-    const Team::Share mine = team.share(int64_t(to.rows) * chunks);
+    const TileLayout at = tile_layout(to.rows, to.inputs);
+    const int chunks = (to.inputs + chunk_inputs - 1) / chunk_inputs;
+    // Chunks of tiles: one row is shared too, and what lies side by side is written soon after another.
+    const Team::Share mine = team.share(int64_t(tiles_of(to.rows)) * chunks);
     for (int64_t i = mine.first; i < mine.last; ++i) {
-        const int row = int(i / chunks), first = int(i % chunks) * chunk_inputs;
-        const int count = to.inputs - first < chunk_inputs ? to.inputs - first : chunk_inputs;
-        quantise_chunk(x + row * stride + first, first, count, row_of(to, row));
+        const int64_t tile = i / chunks;
+        const int row = int(tile) * at.rows, first = int(i % chunks) * chunk_inputs, rows = std::min(at.rows, to.rows - row);
+        for (int r = 0; r < rows; ++r)
+            quantise_chunk(x + (row + r) * stride + first, first, std::min(to.inputs - first, chunk_inputs),
+                           row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * tile, at, r, to.rows >= rows_many));
     }
     team.barrier();
 }
@@ -60,7 +63,7 @@ static Strip strip_of(int inputs) {
     static thread_local std::unique_ptr<uint8_t[]> memory;
     static thread_local int inputs_most = 0;
     if (inputs > inputs_most) {
-        memory.reset(new uint8_t[size_t(inputs) * strip_panels * 16 + size_t(chunks_of(inputs)) * strip_panels * 64 + 64]);
+        memory.reset(new uint8_t[size_t(inputs) * strip_panels * 16 + size_t(spans_of(inputs)) * strip_panels * 64 + 64]);
         inputs_most = inputs;
     }
     uint8_t* values = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64);

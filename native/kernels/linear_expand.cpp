@@ -1,7 +1,7 @@
-// A panel's chunks -> int8 with one scale per output and chunk: w = scale * (value - 128), rounded to the nearest such.
+// A panel's spans -> int8 with one scale per output and span: w = scale * (value - 128), rounded to the nearest such.
 //
 // A value q of 8 bits or less becomes (q * factor + offset) >> 8 in 16 bits, factor and offset being 256 times what the group's own
-// scale and minimum are in units of the chunk's; 8-bit values, whose factors are at most 1, are multiplied in 15 bits.
+// scale and minimum are in units of the span's; 8-bit values, whose factors are at most 1, are multiplied in 15 bits.
 #include "kernels/linear_many.h"
 
 #include <cmath>
@@ -25,9 +25,9 @@ static void load_scales(const uint8_t* chunk, int groups, Scales& to) {
     }
 }
 
-// 127 units of an output's chunk: the largest magnitude that its groups can stand for. A NaN or an infinity makes it NaN.
+// 127 units of an output's span: the largest magnitude that its groups can stand for. A NaN or an infinity makes it NaN.
 template <WeightFormat format>
-static void largest_values(const Scales& scales, int count, float* largest) {
+static void largest_values(const Scales& scales, int begin, int end, float* largest) {
     constexpr FormatTraits traits = traits_of(format);
     constexpr float most = float((1 << traits.bits) - 1);
     bool finite[16];
@@ -35,7 +35,7 @@ static void largest_values(const Scales& scales, int count, float* largest) {
         largest[o] = 0;
         finite[o] = true;
     }
-    for (int i = 0; i < count; ++i)
+    for (int i = begin; i < end; ++i)
         for (int o = 0; o < 16; ++o) {
             const float scale = scales.scale[i][o], low = traits.minimum ? scales.minimum[i][o] : scale * float(traits.zero);
             const float high = traits.minimum ? low + most * scale : low;
@@ -94,23 +94,21 @@ static void convert_quads(const uint8_t* group, const Lanes& lanes, uint8_t* to)
     }
 }
 
+// Groups [begin, end) of a chunk, a span.
 template <WeightFormat format>
-static void expand_chunk(const uint8_t* chunk, int groups, uint8_t* values, float* scales_to) {
-    constexpr bool halves = format == WeightFormat::q6_k;
-    Scales scales{};
-    load_scales<format>(chunk, groups, scales);
+static void expand_span(const uint8_t* group, const Scales& scales, int begin, int end, uint8_t* values, float* scale) {
+    constexpr int parts = format == WeightFormat::q6_k ? 2 : 1;
     float largest[16], units[16];
-    largest_values<format>(scales, halves ? 2 * groups : groups, largest);
+    largest_values<format>(scales, parts * begin, parts * end, largest);
     for (int o = 0; o < 16; ++o) {
         units[o] = largest[o] > 0 ? 256 * 127 / largest[o] : 0.0f;
-        scales_to[o] = largest[o] / 127;
+        scale[o] = largest[o] / 127;
     }
-    const uint8_t* group = chunk + scale_bytes(format, groups);
-    for (int g = 0; g < groups; ++g, group += group_bytes(format), values += 8 * 64 * strip_panels) {
+    for (int g = begin; g < end; ++g, group += group_bytes(format), values += 8 * 64 * strip_panels) {
         Lanes lanes;
-        lanes_of<format>(scales.scale[halves ? 2 * g : g], scales.minimum[g], units, lanes);
-        convert_quads<format, 0, halves ? 4 : 8>(group, lanes, values);
-        if constexpr (halves) {
+        lanes_of<format>(scales.scale[parts * g], scales.minimum[g], units, lanes);
+        convert_quads<format, 0, 8 / parts>(group, lanes, values);
+        if constexpr (parts == 2) {
             lanes_of<format>(scales.scale[2 * g + 1], nullptr, units, lanes);
             convert_quads<format, 4, 8>(group, lanes, values);
         }
@@ -119,22 +117,29 @@ static void expand_chunk(const uint8_t* chunk, int groups, uint8_t* values, floa
 
 template <WeightFormat format>
 static void expand_panel(const uint8_t* panel, int inputs, int place, const Strip& to) {
+    constexpr int per_span = span_inputs / group_inputs;
     const uint8_t* chunk = panel;
     uint8_t* values = to.values + 64 * place;
-    float* scales = to.scales + 16 * place;
+    float* scale = to.scales + 16 * place;
     for (int first = 0; first < inputs; first += chunk_inputs) {
         const int left = (inputs - first) / group_inputs, groups = left < 8 ? left : 8;
-        expand_chunk<format>(chunk, groups, values, scales);
+        Scales scales{};
+        load_scales<format>(chunk, groups, scales);
+        const uint8_t* group = chunk + scale_bytes(format, groups);
+        for (int begin = 0; begin < groups; begin += per_span, scale += 16 * strip_panels) {
+            const int end = groups - begin < per_span ? groups : begin + per_span;
+            expand_span<format>(group, scales, begin, end, values, scale);
+            group += (end - begin) * group_bytes(format);
+            values += (end - begin) * 8 * 64 * strip_panels;
+        }
         chunk += chunk_bytes(format, groups);
-        values += groups * 8 * 64 * strip_panels;
-        scales += 16 * strip_panels;
     }
 }
 
 // w8 is what is wanted already.
 static void copy_panel(const uint8_t* panel, int inputs, int place, const Strip& to) {
-    for (int chunk = 0; chunk < chunks_of(inputs); ++chunk)
-        std::memcpy(to.scales + 16 * (strip_panels * chunk + place), panel, 64);
+    for (int span = 0; span < spans_of(inputs); ++span)
+        std::memcpy(to.scales + 16 * (strip_panels * span + place), panel, 64);
     const uint8_t* values = panel + panel_head(WeightFormat::w8);
     for (int quad = 0; quad < inputs / 4; ++quad) std::memcpy(to.values + 64 * (strip_panels * quad + place), values + 64 * quad, 64);
 }

@@ -45,69 +45,84 @@ inline void add_quads(Ints (&sums)[height], const uint8_t* group, const int32_t*
     }
 }
 
-// The rows' sums over one scale's quads, less the offset: integers.
+// The rows' sums over the quads of one scale, less the offset: integers.
 template <WeightFormat format, int k, int last, int height>
-inline void scaled_quads(Floats (&sums)[height], const uint8_t* group, const int32_t* values, int step, const int32_t* minus,
-                         Floats scale) {
+inline void whole_quads(Ints (&sums)[height], const uint8_t* group, const int32_t* values, int step, const int32_t* minus) {
     constexpr FormatTraits traits = traits_of(format);
-    Ints whole[height];
 #pragma GCC unroll 12
     for (int r = 0; r < height; ++r)
-        whole[r] = traits.zero ? shift_left<log2_of(traits.zero)>(splat_ints(minus[r])) : zero_ints();
-    add_quads<traits.bits, k, last, height>(whole, group, values, step);
+        sums[r] = traits.zero ? shift_left<log2_of(traits.zero)>(splat_ints(minus[r])) : zero_ints();
+    add_quads<traits.bits, k, last, height>(sums, group, values, step);
+}
+
+// Where a group's rows lie in the tile.
+struct GroupRows {
+    const int32_t *values, *minus;
+    const float *scales, *sums;
+};
+
+template <WeightFormat format, int height>
+inline void few_group(Floats (&sums)[height], const uint8_t* group, const ChunkScales<format>& scales, int g, const GroupRows& rows,
+                      int step) {
+    Ints whole[height];
+    if constexpr (format == WeightFormat::q6_k) {
+        Floats halves[height];
+        whole_quads<format, 0, 4>(whole, group, rows.values, step, rows.minus);
+        const Floats first = scales.scale(2 * g), second = scales.scale(2 * g + 1);
 #pragma GCC unroll 12
-    for (int r = 0; r < height; ++r) sums[r] = fma(to_floats(whole[r]), scale, sums[r]);
+        for (int r = 0; r < height; ++r) halves[r] = to_floats(whole[r]) * first;
+        whole_quads<format, 4, 8>(whole, group, rows.values, step, rows.minus + step);
+#pragma GCC unroll 12
+        for (int r = 0; r < height; ++r)
+            sums[r] = fma(fma(to_floats(whole[r]), second, halves[r]), splat_floats(rows.scales[r]), sums[r]);
+    } else {
+        whole_quads<format, 0, 8>(whole, group, rows.values, step, rows.minus);
+        const Floats scale = scales.scale(g);
+#pragma GCC unroll 12
+        for (int r = 0; r < height; ++r) sums[r] = fma(to_floats(whole[r]), scale * splat_floats(rows.scales[r]), sums[r]);
+    }
+    if constexpr (traits_of(format).minimum) {
+        const Floats minimum = scales.minimum(g);
+#pragma GCC unroll 12
+        for (int r = 0; r < height; ++r) sums[r] = fma(splat_floats(rows.sums[r]), minimum, sums[r]);
+    }
 }
 
 template <WeightFormat format, int height>
 inline void few_chunk(Floats (&sums)[height], const uint8_t* chunk, const FewJob& job, int first, int groups) {
-    constexpr bool halves = format == WeightFormat::q6_k;
+    constexpr int parts = format == WeightFormat::q6_k ? 2 : 1;
     const ChunkScales<format> scales(format == WeightFormat::w8 ? job.panel : chunk, groups);
     const int step = whole_tiles ? height : job.at.rows, group = first / group_inputs;
-    const auto* values = reinterpret_cast<const int32_t*>(job.tile) + first / 4 * step + job.row;
-    const auto* minus = reinterpret_cast<const int32_t*>(job.tile + (halves ? job.at.minus16 : job.at.minus32)) +
-                        (halves ? 2 * group : group) * step + job.row;
-    const auto* sums32 = reinterpret_cast<const float*>(job.tile + job.at.sums32) + group * step + job.row;
+    const auto floats = [&](int64_t at) { return reinterpret_cast<const float*>(job.tile + at) + group * step + job.row; };
+    const int64_t minus = parts == 2 ? job.at.minus16 : job.at.minus32;
+    GroupRows rows{reinterpret_cast<const int32_t*>(job.tile) + 8 * group * step + job.row,
+                   reinterpret_cast<const int32_t*>(job.tile + minus) + parts * group * step + job.row, floats(job.at.scales),
+                   floats(job.at.sums)};
     const uint8_t* weights = chunk + scale_bytes(format, groups);
     const uint8_t* ahead = job.ahead + int64_t(group) * job.ahead_bytes;
-    for (int g = 0; g < groups; ++g, weights += group_bytes(format), values += 8 * step) {
+    for (int g = 0; g < groups; ++g) {
         for (const uint8_t* end = ahead + job.ahead_bytes; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-        if constexpr (halves) {
-            scaled_quads<format, 0, 4>(sums, weights, values, step, minus + 2 * g * step, scales.scale(2 * g));
-            scaled_quads<format, 4, 8>(sums, weights, values, step, minus + (2 * g + 1) * step, scales.scale(2 * g + 1));
-        } else {
-            scaled_quads<format, 0, 8>(sums, weights, values, step, minus + g * step, scales.scale(g));
-        }
-        if constexpr (traits_of(format).minimum) {
-            const Floats minimum = scales.minimum(g);
-#pragma GCC unroll 12
-            for (int r = 0; r < height; ++r) sums[r] = fma(splat_floats(sums32[g * step + r]), minimum, sums[r]);
-        }
+        few_group<format, height>(sums, weights, scales, g, rows, step);
+        weights += group_bytes(format);
+        rows = {rows.values + 8 * step, rows.minus + parts * step, rows.scales + step, rows.sums + step};
     }
 }
 
 template <WeightFormat format, int height>
 void few_panel(const FewJob& job) {
-    alignas(64) float memory[height * 16];
-    float* total = memory;
-    for (int r = 0; r < height; ++r) store_floats(total + 16 * r, zero_floats());
-    const int step = whole_tiles ? height : job.at.rows;
-    const auto* scales = reinterpret_cast<const float*>(job.tile + job.at.scales) + job.row;
+    Floats sums[height];
+#pragma GCC unroll 12
+    for (int r = 0; r < height; ++r) sums[r] = zero_floats();
     const uint8_t* chunk = job.panel + panel_head(format);
-    for (int first = 0; first < job.inputs; first += chunk_inputs, scales += step) {
+    for (int first = 0; first < job.inputs; first += chunk_inputs) {
         const int left = (job.inputs - first) / group_inputs, groups = left < 8 ? left : 8;
-        Floats sums[height];
-#pragma GCC unroll 12
-        for (int r = 0; r < height; ++r) sums[r] = zero_floats();
-        if (height > 4) total = in_memory(total);
         few_chunk<format, height>(sums, chunk, job, first, groups);
-#pragma GCC unroll 12
-        for (int r = 0; r < height; ++r)
-            store_floats(total + 16 * r, fma(sums[r], splat_floats(scales[r]), load_floats(total + 16 * r)));
         chunk += chunk_bytes(format, groups);
     }
     const int rows = job.rows - job.row < height ? job.rows - job.row : height;
-    for (int r = 0; r < rows; ++r) put(load_floats(total + 16 * r), job.bias, job.out + (job.row + r) * job.stride, job.outputs, job.add);
+#pragma GCC unroll 12
+    for (int r = 0; r < height; ++r)
+        if (r < rows) put(sums[r], job.bias, job.out + (job.row + r) * job.stride, job.outputs, job.add);
 }
 
 #if defined(__AVX512VNNI__)

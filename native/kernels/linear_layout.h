@@ -25,25 +25,30 @@ struct PackedWeight {
 
 constexpr int panel_outputs = 16;  // One lane of a vector each.
 constexpr int group_inputs = 32;   // Inputs that share a scale in most formats.
-constexpr int chunk_inputs = 256;  // Inputs that share a scale of the activations; the last chunk of a row may be shorter.
+constexpr int chunk_inputs = 256;  // Inputs whose weights lie together in a panel; the last chunk of a row may be shorter.
 constexpr int tile_rows_max = 12;
 
-// From this many rows on, weights are first expanded to int8 with one scale per output and chunk. The sums then differ slightly
-// from those of fewer rows; on either side a row's sums do not depend on the other rows.
+// From this many rows on, weights are first expanded to int8 with one scale per output and span of inputs, and rows have one scale per
+// span instead of one per group. The sums then differ slightly from those of fewer rows; on either side a row's sums do not depend
+// on the other rows.
 constexpr int rows_many = 72;
+constexpr int span_inputs = 128;
 
 static constexpr int round_up(int count, int to) { return (count + to - 1) / to * to; }
 static constexpr int64_t round_up(int64_t count, int to) { return (count + to - 1) / to * to; }
-static constexpr int chunks_of(int inputs) { return (inputs + chunk_inputs - 1) / chunk_inputs; }
+static constexpr int spans_of(int inputs) { return (inputs + span_inputs - 1) / span_inputs; }
 
 // ---- Activations: tiles of rows that are multiplied together, the last one padded. In a tile, what belongs to one place of its
 // rows lies side by side:
-//   values  int8  [inputs / 4][rows][4]
-//   scales  float [chunks][rows]        value = scale * int8; NaN where the chunk holds a NaN or an infinity
-//   sums256 int32 [chunks][rows]        -128 times the chunk's sum
-//   sums32  float [inputs / 32][rows]   the group's sum          (from here on: for fewer than `rows_many` rows only)
-//   minus32 int32 [inputs / 32][rows]   the negative of it
-//   minus16 int32 [inputs / 16][rows]   the negative sums of half groups
+//   values   int8  [inputs / 4][rows][4]
+//   scales   float [inputs / 32][rows]     value = scale * int8; NaN where the group holds a NaN or an infinity
+//   sums     float [inputs / 32][rows]     the sum of the group's values
+//   minus32  int32 [inputs / 32][rows]     the negative sum of its int8
+//   minus16  int32 [inputs / 16][rows]     the negative sums of half groups
+// With `rows_many` rows or more:
+//   values   as above
+//   scales   float [spans][rows]
+//   minus128 int32 [spans][rows]           -128 times the sum of the span's int8
 static constexpr int tile_rows(int rows) {
     if (rows >= rows_many) return tile_rows_max;
     const int tiles = (rows + tile_rows_max - 1) / tile_rows_max;
@@ -53,23 +58,16 @@ static constexpr int tiles_of(int rows) { return (rows + tile_rows(rows) - 1) / 
 
 struct TileLayout {
     int rows;
-    int64_t scales, sums256, sums32, minus32, minus16, bytes;
+    int64_t scales, sums, minus32, minus16, minus128, bytes;  // where they begin
 };
 
 static constexpr TileLayout tile_layout(int rows, int inputs) {
-    const int height = tile_rows(rows), per_chunk = round_up(chunks_of(inputs) * height * 4, 64);
-    const int per_group = round_up(inputs / group_inputs * height * 4, 64);
-    TileLayout at{height, round_up(inputs * height, 64), 0, 0, 0, 0, 0};
-    at.sums256 = at.scales + per_chunk;
-    at.sums32 = at.sums256 + per_chunk;
-    if (rows >= rows_many) {
-        at.minus32 = at.minus16 = at.bytes = at.sums32;
-        return at;
-    }
-    at.minus32 = at.sums32 + per_group;
-    at.minus16 = at.minus32 + per_group;
-    at.bytes = at.minus16 + 2 * per_group;
-    return at;
+    const int height = tile_rows(rows);
+    const int64_t values = round_up(int64_t(inputs) * height, 64);
+    const int64_t per_group = round_up(int64_t(inputs / group_inputs) * height * 4, 64);
+    const int64_t per_span = round_up(int64_t(spans_of(inputs)) * height * 4, 64);
+    if (rows >= rows_many) return {height, values, 0, 0, 0, values + per_span, values + 2 * per_span};
+    return {height, values, values + per_group, values + 2 * per_group, values + 3 * per_group, 0, values + 5 * per_group};
 }
 
 static constexpr size_t activation_bytes(int rows, int inputs) {

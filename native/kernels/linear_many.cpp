@@ -16,11 +16,11 @@ constexpr int piece = 1;
 #endif
 static_assert(tile_rows_max % piece == 0);
 
-// The sums of `piece` rows over one chunk, less 128 times the sums of the rows.
-static inline void chunk_sums(Ints (&sums)[piece][strip_panels], const uint8_t* weights, const int32_t* values,
-                              const int32_t* sums256, int quads) {
+// The sums of `piece` rows over one span, less 128 times the sums of the rows' own values.
+static inline void span_sums(Ints (&sums)[piece][strip_panels], const uint8_t* weights, const int32_t* values,
+                              const int32_t* minus128, int quads) {
 #pragma GCC unroll 12
-    for (int r = 0; r < piece; ++r) sums[r][0] = sums[r][1] = splat_ints(sums256[r]);
+    for (int r = 0; r < piece; ++r) sums[r][0] = sums[r][1] = splat_ints(minus128[r]);
     for (int quad = 0; quad < quads; ++quad, weights += 64 * strip_panels, values += tile_rows_max) {
         const auto first = factors<8>(load_bytes(weights)), second = factors<8>(load_bytes(weights + 64));
 #pragma GCC unroll 12
@@ -60,13 +60,13 @@ static void many_piece(const ManyJob& job, int row) {
     for (int i = 0; i < piece * strip_panels; ++i) store_floats(total + 16 * i, zero_floats());
     const auto* values = reinterpret_cast<const int32_t*>(job.tile) + row;
     const auto* scales = reinterpret_cast<const float*>(job.tile + job.at.scales) + row;
-    const auto* sums256 = reinterpret_cast<const int32_t*>(job.tile + job.at.sums256) + row;
+    const auto* minus128 = reinterpret_cast<const int32_t*>(job.tile + job.at.minus128) + row;
     const float* weight_scales = job.strip.scales;
-    for (int first = 0; first < job.inputs; first += chunk_inputs) {
-        const int quads = (job.inputs - first < chunk_inputs ? job.inputs - first : chunk_inputs) / 4;
+    for (int first = 0; first < job.inputs; first += span_inputs) {
+        const int quads = (job.inputs - first < span_inputs ? job.inputs - first : span_inputs) / 4;
         Ints sums[piece][strip_panels];
         total = in_memory(total);
-        chunk_sums(sums, job.strip.values + int64_t(first) / 4 * 64 * strip_panels, values, sums256, quads);
+        span_sums(sums, job.strip.values + int64_t(first) / 4 * 64 * strip_panels, values, minus128, quads);
         const Floats scale[2] = {load_floats(weight_scales), load_floats(weight_scales + 16)};
 #pragma GCC unroll 12
         for (int r = 0; r < piece; ++r) {
@@ -77,7 +77,7 @@ static void many_piece(const ManyJob& job, int row) {
         }
         values += quads * tile_rows_max;
         scales += tile_rows_max;
-        sums256 += tile_rows_max;
+        minus128 += tile_rows_max;
         weight_scales += 16 * strip_panels;
     }
     put_strip(total, job, row, job.rows - row < piece ? job.rows - row : piece);

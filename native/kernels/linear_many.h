@@ -1,4 +1,4 @@
-// Many rows: two panels of weights at a time become int8 with one scale per output and chunk, which all rows are multiplied with.
+// Many rows: two panels of weights at a time become int8 with one scale per output and span, which all rows are multiplied with.
 #pragma once
 
 #include "kernels/linear_layout.h"
@@ -7,7 +7,7 @@ namespace kveik::KVEIK_ISA {
 
 constexpr int strip_panels = 2;
 
-// Weights as they are multiplied: values [inputs / 4][2 panels][16 outputs][4], int8 + 128, and scales [chunks][2 panels][16].
+// Weights as they are multiplied: values [inputs / 4][2 panels][16 outputs][4], int8 + 128, and scales [spans][2 panels][16].
 struct Strip {
     uint8_t* values;
     float* scales;

@@ -1,4 +1,4 @@
-// A row of floats -> int8 with a scale per chunk, and the sums that the weights' offsets and minima are multiplied with.
+// A row of floats -> int8 with a scale per group or span, and the sums that the weights' offsets and minima are multiplied with.
 #pragma once
 
 #include <limits>
@@ -10,28 +10,28 @@ namespace kveik::KVEIK_ISA {
 
 // One row's places in its tile; consecutive ones are `step` apart.
 struct ActivationRow {
-    int32_t* values;
-    float* scales;
-    int32_t* sums256;
-    float* sums32;  // null where there are `rows_many` rows or more
-    int32_t *minus32, *minus16;
+    bool many;  // rows: then there are no sums of groups, otherwise no minus128
     int step;
+    int32_t* values;
+    float *scales, *sums;
+    int32_t *minus32, *minus16, *minus128;
 };
 
-inline ActivationRow row_of(const Activations& activations, int row) {
-    const TileLayout at = tile_layout(activations.rows, activations.inputs);
-    uint8_t* tile = static_cast<uint8_t*>(activations.bytes) + at.bytes * (row / at.rows);
-    const int within = row % at.rows;
+// Row `within` of the tile that begins at `tile`.
+inline ActivationRow row_in(uint8_t* tile, const TileLayout& at, int within, bool many) {
     const auto ints = [=](int64_t offset) { return reinterpret_cast<int32_t*>(tile + offset) + within; };
     const auto floats = [=](int64_t offset) { return reinterpret_cast<float*>(tile + offset) + within; };
-    const bool few = activations.rows < rows_many;
-    return {ints(0),          floats(at.scales),  ints(at.sums256), few ? floats(at.sums32) : nullptr,
-            ints(at.minus32), ints(at.minus16), at.rows};
+    return {many, at.rows, ints(0), floats(at.scales), floats(at.sums), ints(at.minus32), ints(at.minus16), ints(at.minus128)};
+}
+
+inline ActivationRow row_of(const Activations& to, int row) {
+    const TileLayout at = tile_layout(to.rows, to.inputs);
+    return row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * (row / at.rows), at, row % at.rows, to.rows >= rows_many);
 }
 
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
-// Below this a chunk counts as zeros: 127 / largest must be finite.
+// Below this a group or span counts as zeros: 127 / largest must be finite.
 constexpr float quantise_smallest = 1e-36f;
 
 // The bits of the largest magnitude among x[0..count): as integers they are in order, and a NaN's are beyond an infinity's.
@@ -46,6 +46,33 @@ inline int32_t largest_bits(const float* x, int count) {
     int32_t largest = 0;
     for (int i = 0; i < 16; ++i) largest = most[i] > largest ? most[i] : largest;
     return largest;
+}
+
+// The same for each of the 8 groups of a whole chunk.
+inline void largest_of_groups(const float* x, int32_t* bits) {
+#if defined(__AVX512F__)
+    const auto group = [&](int g) {
+        const __m512i sizes = _mm512_set1_epi32(0x7fffffff);
+        const __m512i a = _mm512_loadu_si512(x + 32 * g), b = _mm512_loadu_si512(x + 32 * g + 16);
+        return _mm512_max_epi32(_mm512_and_si512(a, sizes), _mm512_and_si512(b, sizes));
+    };
+    // 16 lanes of a group become 8, side by side with another's, then 4 with those of three others, then 2.
+    const auto halves = [](__m512i a, __m512i b) {
+        return _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
+    };
+    const auto quarters = [](__m512i a, __m512i b) {
+        return _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    };
+    const __m512i first = quarters(halves(group(0), group(1)), halves(group(2), group(3)));
+    const __m512i second = quarters(halves(group(4), group(5)), halves(group(6), group(7)));
+    const __m512i two = _mm512_max_epi32(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+    const __m512i one = _mm512_max_epi32(two, _mm512_srli_epi64(two, 32));
+    // Of the quadwords, the even ones are groups 0 to 3 and the odd ones groups 4 to 7.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(bits), _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, one)));
+#else
+    for (int g = 0; g < 8; ++g) bits[g] = largest_bits(x + 32 * g, 32);
+#endif
 }
 
 // A product that the compiler does not fuse with what follows, so that every instruction set rounds alike.
@@ -79,7 +106,8 @@ inline void round_32(const float* x, float factor, int8_t* to) {
 #endif
 }
 
-inline void put_strided(const int32_t* from, int count, int32_t* to, int step) {
+template <class Number>
+inline void put_strided(const Number* from, int count, Number* to, int step) {
     if (step == 1) std::memcpy(to, from, size_t(count) * 4);
     else
         for (int i = 0; i < count; ++i) to[i * step] = from[i];
@@ -89,7 +117,6 @@ inline void put_strided(const int32_t* from, int count, int32_t* to, int step) {
 struct ChunkSums {
     alignas(64) int32_t of16[16];
     alignas(32) int32_t of32[8];
-    int32_t all;
 };
 
 inline void sum_values(const int8_t* values, ChunkSums& to) {
@@ -116,34 +143,64 @@ inline void sum_values(const int8_t* values, ChunkSums& to) {
     }
     for (int g = 0; g < 8; ++g) to.of32[g] = to.of16[2 * g] + to.of16[2 * g + 1];
 #endif
-    to.all = 0;
-    for (int g = 0; g < 8; ++g) to.all += to.of32[g];
 }
 
-// x[0..count), at most a chunk of it, from input `first` of the row on.
+// How a chunk's groups, or its spans, become int8: times factor, and back times scale. The bits of their largest magnitudes are given.
+struct Scalings {
+    alignas(32) float factor[8];
+    alignas(32) float scale[8];
+};
+
+inline void scalings_of(const int32_t* bits, Scalings& to) {
+    for (int g = 0; g < 8; ++g) {
+        float largest;
+        std::memcpy(&largest, bits + g, 4);
+        const bool finite = bits[g] < 0x7f800000, some = finite && largest > quantise_smallest;
+        to.factor[g] = some ? 127.0f / largest : 0.0f;
+        to.scale[g] = some ? largest / 127.0f : (finite ? 0.0f : std::numeric_limits<float>::quiet_NaN());
+    }
+}
+
+// x[0..count) -> values, the `alike` following one another with one factor.
+inline void round_values(const float* x, int count, int alike, const Scalings& scalings, int8_t* values) {
+    for (int i = 0; i < count; i += group_inputs) {
+        const float factor = scalings.factor[i / alike];
+        // What is not finite must not be computed with.
+        if (factor == 0.0f) std::memset(values + i, 0, group_inputs);
+        else round_32(x + i, factor, values + i);
+    }
+}
+
+// x[0..count), at most a chunk and whole groups, from input `first` of the row on, a multiple of the chunk's size.
 inline void quantise_chunk(const float* x, int first, int count, const ActivationRow& to) {
-    const int32_t bits = largest_bits(x, count);
-    float largest;
-    std::memcpy(&largest, &bits, 4);
-    const bool finite = bits < 0x7f800000;
-    const float factor = finite && largest > quantise_smallest ? 127.0f / largest : 0.0f;
-    const int chunk = first / chunk_inputs * to.step;
-    to.scales[chunk] = finite ? (factor == 0.0f ? 0.0f : largest / 127.0f) : std::numeric_limits<float>::quiet_NaN();
     alignas(64) int8_t values[chunk_inputs];
-    if (count < chunk_inputs || factor == 0.0f) std::memset(values, 0, sizeof values);
-    for (int i = 0; i < count && factor != 0.0f; i += 32) round_32(x + i, factor, values + i);
+    if (count < chunk_inputs) std::memset(values, 0, sizeof values);
+    const int alike = to.many ? span_inputs : group_inputs, scales = (count + alike - 1) / alike;
+    alignas(32) int32_t bits[8] = {};
+    if (count == chunk_inputs && !to.many) largest_of_groups(x, bits);
+    else
+        for (int i = 0; i < count; i += alike) bits[i / alike] = largest_bits(x + i, count - i < alike ? count - i : alike);
+    Scalings scalings;
+    scalings_of(bits, scalings);
+    round_values(x, count, alike, scalings, values);
+    put_strided(reinterpret_cast<const int32_t*>(values), count / 4, to.values + first / 4 * to.step, to.step);
+    put_strided(scalings.scale, scales, to.scales + first / alike * to.step, to.step);
     ChunkSums sums;
     sum_values(values, sums);
-    to.sums256[chunk] = -128 * sums.all;
-    put_strided(reinterpret_cast<const int32_t*>(values), count / 4, to.values + first / 4 * to.step, to.step);
-    if (to.sums32 == nullptr) return;
-    for (int g = 0; g < count / 32; ++g) {
-        const int at = (first / 32 + g) * to.step;
-        to.sums32[at] = float(sums.of32[g]);
-        to.minus32[at] = -sums.of32[g];
-        to.minus16[2 * at] = -sums.of16[2 * g];
-        to.minus16[2 * at + to.step] = -sums.of16[2 * g + 1];
+    if (to.many) {
+        for (int i = 0; i < scales; ++i) {
+            const int32_t* of32 = sums.of32 + 4 * i;
+            to.minus128[(first / span_inputs + i) * to.step] = -128 * (of32[0] + of32[1] + of32[2] + of32[3]);
+        }
+        return;
     }
+    alignas(32) float scaled[8];
+    for (int g = 0; g < 8; ++g) scaled[g] = scalings.scale[g] * float(sums.of32[g]);
+    for (int32_t& sum : sums.of32) sum = -sum;
+    for (int32_t& sum : sums.of16) sum = -sum;
+    put_strided(scaled, scales, to.sums + first / 32 * to.step, to.step);
+    put_strided(sums.of32, scales, to.minus32 + first / 32 * to.step, to.step);
+    put_strided(sums.of16, 2 * scales, to.minus16 + first / 16 * to.step, to.step);
 }
 
 // x [inputs] -> one row of the activations.
