@@ -65,11 +65,12 @@ def aligned(size: int) -> NDArray[np.uint8]:
     return memory[first : first + size]
 
 
-def activations_of(x: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """x: [rows, inputs] -> the same as int8 rows, in the kernels' own layout."""
+def activations_of(x: NDArray[np.float32], weight: PackedWeight) -> NDArray[np.uint8]:
+    """x: [rows, inputs] -> the same as int8 rows, in the kernels' own layout, as finely as the weight wants it."""
     assert native.module is not None
-    activations = aligned(native.module.activation_bytes(*x.shape))
-    native.module.quantise(x, activations, torch.get_num_threads())
+    span = native.module.span_of(native.module.WeightFormat[weight.format])
+    activations = aligned(native.module.activation_bytes(*x.shape, span))
+    native.module.quantise(x, activations, torch.get_num_threads(), span)
     return activations
 
 
@@ -77,5 +78,5 @@ def multiply(weight: PackedWeight, activations: NDArray[np.uint8], out: NDArray[
     """out [rows, outputs] = x Wᵀ; activations: what `activations_of` made of x."""
     assert native.module is not None
     kind = native.module.WeightFormat[weight.format]
-    threads = torch.get_num_threads()
-    native.module.linear(kind, weight.outputs, weight.inputs, weight.bytes, activations, None, out, False, threads)
+    threads, span = torch.get_num_threads(), native.module.span_of(kind)
+    native.module.linear(kind, weight.outputs, weight.inputs, weight.bytes, activations, None, out, False, threads, span)

@@ -69,36 +69,36 @@ def dequantised(weight: Quantised) -> Floats:
     return scaled if weight.minimum is None else scaled + weight.minimum.repeat(group, 1)
 
 
-def quantised_rows(x: Floats) -> Doubles:
+def quantised_rows(x: Floats, span: int = SPAN) -> Doubles:
     """[rows, inputs] -> what the int8 rows stand for. A group or span with a NaN or an infinity becomes NaN."""
     rows = np.empty(x.shape, np.float64)
-    width = SPAN if len(x) >= ROWS_MANY else GROUP
+    width = span if len(x) >= ROWS_MANY else GROUP
     for first in range(0, x.shape[1], width):
         values, scale = _int8(x[:, first : first + width])
         rows[:, first : first + width] = values * scale[:, None].astype(np.float64)
     return rows
 
 
-def coarse(weight: Quantised) -> Doubles:
+def coarse(weight: Quantised, span: int = SPAN) -> Doubles:
     """[outputs, inputs] -> what the weight stands for once it is int8 with a scale per output and span."""
     if weight.whole:
         return dequantised(weight).astype(np.float64)
     group = weight.values.shape[1] // weight.scale.shape[1]
     rounded = np.empty(weight.values.shape, np.float64)
-    for first in range(0, weight.values.shape[1], SPAN):
-        groups = slice(first // group, (first + SPAN) // group)
+    for first in range(0, weight.values.shape[1], span):
+        groups = slice(first // group, (first + span) // group)
         minimum = None if weight.minimum is None else weight.minimum[:, groups]
-        values = weight.values[:, first : first + SPAN].astype(np.int64)
+        values = weight.values[:, first : first + span].astype(np.int64)
         part = Quantised(weight.bits, values.astype(np.uint8), weight.zero, weight.scale[:, groups], minimum)
-        rounded[:, first : first + SPAN] = _coarse_span(part)
+        rounded[:, first : first + span] = _coarse_span(part)
     return rounded
 
 
-def linear(weight: Quantised, x: Floats, bias: Floats | None) -> Doubles:
+def linear(weight: Quantised, x: Floats, bias: Floats | None, span: int = SPAN) -> Doubles:
     """x [rows, inputs] -> [rows, outputs]."""
-    weights = coarse(weight) if len(x) >= ROWS_MANY else dequantised(weight).astype(np.float64)
+    weights = coarse(weight, span) if len(x) >= ROWS_MANY else dequantised(weight).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        product: Doubles = quantised_rows(x) @ weights.T
+        product: Doubles = quantised_rows(x, span) @ weights.T
     return product if bias is None else product + bias
 
 

@@ -83,7 +83,7 @@ def tried(file: ModelFile, dtype: torch.dtype) -> Trial:
     def blocks(rows: int) -> float:
         x = np.ones((rows, inputs), np.float32)
         out = np.empty((rows, outputs), np.float32)
-        activations = activations_of(x)
+        activations = activations_of(x, packed)
         return _least(lambda: multiply(packed, activations, out))
 
     def floats(rows: int) -> float:

@@ -120,6 +120,7 @@ private:
             product.parts.push_back(weight(part));
             require(product.parts.back().inputs == inputs, "a product's parts differ in their inputs");
             product.outputs += product.parts.back().outputs;
+            product.span = std::min(product.span, span_of(product.parts.back().format));
         }
         product.inputs = inputs;
         require(product.outputs == outputs, "a product's parts do not add up to its outputs");

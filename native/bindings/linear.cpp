@@ -53,9 +53,10 @@ size_t packed_bytes_checked(WeightFormat format, int outputs, int inputs) {
     return packed_bytes(format, outputs, inputs);
 }
 
-size_t activation_bytes_checked(int rows, int inputs) {
+size_t activation_bytes_checked(int rows, int inputs, int span) {
     check(rows > 0 && inputs > 0 && inputs % group_inputs == 0, "rows must be positive, inputs a multiple of 32");
-    return activation_bytes(rows, inputs);
+    check(span == 32 || span == 128, "span must be 32 or 128");
+    return activation_bytes(rows, inputs, span);
 }
 
 void pack(WeightFormat format, int outputs, int inputs, const Bytes& blocks, const BytesOut& packed, int threads) {
@@ -92,23 +93,23 @@ void unpack(WeightFormat format, int outputs, int inputs, const Bytes& packed, c
     with_team(threads, [&](Team& team) { linear_kernels().unpack(weight, wanted.data(), int(count), out.data(), team); });
 }
 
-void quantise(const Matrix& x, const BytesOut& activations, int threads) {
+void quantise(const Matrix& x, const BytesOut& activations, int threads, int span) {
     const int rows = int(x.shape(0)), inputs = int(x.shape(1));
     check_rows(x, size_t(inputs));
-    check(activations.shape(0) == activation_bytes_checked(rows, inputs), "activations is not of activation_bytes(rows, inputs)");
-    const Activations to{activations.data(), rows, inputs};
+    check(activations.shape(0) == activation_bytes_checked(rows, inputs, span), "activations is not of activation_bytes(rows, inputs, span)");
+    const Activations to{activations.data(), rows, inputs, span};
     nb::gil_scoped_release release;
     with_team(threads, [&](Team& team) { linear_kernels().quantise(x.data(), x.stride(0), to, team); });
 }
 
 void linear(WeightFormat format, int outputs, int inputs, const Bytes& packed, const BytesOut& activations,
-            const std::optional<Vector>& bias, const MatrixOut& out, bool add, int threads) {
+            const std::optional<Vector>& bias, const MatrixOut& out, bool add, int threads, int span) {
     const PackedWeight weight = packed_weight(format, outputs, inputs, packed);
     const int rows = int(out.shape(0));
     check_rows(out, size_t(outputs));
-    check(activations.shape(0) == activation_bytes_checked(rows, inputs), "activations is not of activation_bytes(rows, inputs)");
+    check(activations.shape(0) == activation_bytes_checked(rows, inputs, span), "activations is not of activation_bytes(rows, inputs, span)");
     check(!bias || bias->shape(0) == size_t(outputs), "the bias has another number of outputs");
-    const Activations x{activations.data(), rows, inputs};
+    const Activations x{activations.data(), rows, inputs, span};
     nb::gil_scoped_release release;
     with_team(threads, [&](Team& team) {
         linear_kernels().linear(weight, x, bias ? bias->data() : nullptr, out.data(), out.stride(0), add, team);
@@ -124,7 +125,8 @@ void bind_linear(nb::module_& m) {
         .value("Q5_K", WeightFormat::q5_k).value("Q6_K", WeightFormat::q6_k).value("W8", WeightFormat::w8);
     m.attr("ROWS_MANY") = rows_many;
     m.def("packed_bytes", &packed_bytes_checked, "format"_a, "outputs"_a, "inputs"_a, "Bytes of a packed weight.");
-    m.def("activation_bytes", &activation_bytes_checked, "rows"_a, "inputs"_a, "Bytes of quantised rows.");
+    m.def("activation_bytes", &activation_bytes_checked, "rows"_a, "inputs"_a, "span"_a = 128, "Bytes of quantised rows.");
+    m.def("span_of", &span_of, "format"_a, "Inputs that share a scale where rows are many.");
     m.def("pack", &pack, "format"_a, "outputs"_a, "inputs"_a, nb::arg("blocks").noconvert(), nb::arg("packed").noconvert(),
           "threads"_a, "A GGUF tensor's own bytes into the order in which products read them.");
     m.def("pack_f32", &pack_f32, nb::arg("weight").noconvert(), nb::arg("packed").noconvert(), "threads"_a,
@@ -132,9 +134,10 @@ void bind_linear(nb::module_& m) {
     m.def("unpack", &unpack, "format"_a, "outputs"_a, "inputs"_a, nb::arg("packed").noconvert(), nb::arg("wanted").noconvert(),
           nb::arg("out").noconvert(), "threads"_a, "Rows of a packed weight as float32 [wanted, inputs].");
     m.def("quantise", &quantise, nb::arg("x").noconvert(), nb::arg("activations").noconvert(), "threads"_a,
-          "float32 [rows, inputs] -> int8 with a scale per row and 256 inputs.");
+          "span"_a = 128, "float32 [rows, inputs] -> int8; a scale for 32 inputs, or for `span` of them where rows are many.");
     m.def("linear", &linear, "format"_a, "outputs"_a, "inputs"_a, nb::arg("packed").noconvert(),
           nb::arg("activations").noconvert(), nb::arg("bias").noconvert().none(), nb::arg("out").noconvert(), "add"_a, "threads"_a,
+          "span"_a = 128,
           "out [rows, outputs] = rows times the weight, transposed, + bias; += where `add`.");
 }
 

@@ -23,7 +23,7 @@ void Forward::run(const Step& step, float* hidden, int threads) {
 }
 
 void Forward::logits(const float* hidden, int rows, float* logits, int threads) {
-    const Activations x{quantised_.reserve(activation_bytes(rows, model_.hidden)), rows, model_.hidden};
+    const Activations x{quantised_.reserve(activation_bytes(rows, model_.hidden, model_.projection.span)), rows, model_.hidden, model_.projection.span};
     with_team(threads, [&](Team& team) {
         linear_kernels().quantise(hidden, model_.hidden, x, team);
         product(model_.projection, x, logits, model_.vocab, false, team);
@@ -48,8 +48,8 @@ void Forward::reserve(const Step& step, int threads) {
     attended_.floats(tokens * attended);
     // The feed-forward part's inner values, and what a product leaves for a norm behind it.
     inner_.floats(std::max(rows * 2 * model_.intermediate, tokens * model_.hidden));
-    quantised_.reserve(activation_bytes(step.tokens, std::max(model_.hidden, attended)));
-    inner_quantised_.reserve(activation_bytes(int(rows), model_.intermediate));
+    quantised_.reserve(activation_bytes(step.tokens, std::max(model_.hidden, attended), group_inputs));
+    inner_quantised_.reserve(activation_bytes(int(rows), model_.intermediate, group_inputs));
     turns_.floats(model_.ropes.size() * tokens * model_.head_dim);
     ids_.reserve(tokens * sizeof(int32_t));
     int32_t context_most = 0;
@@ -90,14 +90,14 @@ void Forward::turn(const Step& step, Team& team) {
 void Forward::layer(const LayerParts& layer, const Step& step, bool last, Team& team) {
     float* stream = stream_.floats(0);
     const int attended_width = model_.heads * model_.head_dim;
-    const Activations x{quantised_.reserve(0), step.tokens, model_.hidden};
+    const Activations x{quantised_.reserve(0), step.tokens, model_.hidden, layer.qkv.span};
     row_kernels().norm_quantise(stream, model_.hidden, layer.attention_norm, model_.norm_eps, x, team);
     product(layer.qkv, x, qkv_.floats(0), model_.qkv_width(), false, team);
     attend(layer, step, team);
     // Behind the last attention only the wanted tokens matter.
     if (last) keep(step, team);
     const int rows = last ? step.wanted_count : step.tokens;
-    const Activations attended{quantised_.reserve(0), rows, attended_width};
+    const Activations attended{quantised_.reserve(0), rows, attended_width, layer.output.span};
     linear_kernels().quantise(attended_.floats(0), attended_width, attended, team);
     if (!layer.attention_post_norm) {
         product(layer.output, attended, stream, model_.hidden, true, team);
@@ -129,10 +129,10 @@ void Forward::feed_forward(const LayerParts& layer, int rows, Team& team) {
     for (int part = 0; part < parts; ++part) {
         const int first = int(int64_t(rows) * part / parts), count = int(int64_t(rows) * (part + 1) / parts) - first;
         float* stream = row_of(stream_.floats(0), first, model_.hidden);
-        const Activations x{quantised_.reserve(0), count, model_.hidden};
+        const Activations x{quantised_.reserve(0), count, model_.hidden, layer.gate_up.span};
         row_kernels().norm_quantise(stream, model_.hidden, layer.feed_forward_norm, model_.norm_eps, x, team);
         product(layer.gate_up, x, inner_.floats(0), 2 * model_.intermediate, false, team);
-        const Activations inner{inner_quantised_.reserve(0), count, model_.intermediate};
+        const Activations inner{inner_quantised_.reserve(0), count, model_.intermediate, layer.down.span};
         row_kernels().act_mul_quantise(inner_.floats(0), 2 * model_.intermediate, model_.activation, inner, team);
         if (!layer.feed_forward_post_norm) {
             product(layer.down, inner, stream, model_.hidden, true, team);

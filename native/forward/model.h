@@ -16,6 +16,7 @@ struct Product {
     const float* bias = nullptr;  // [outputs] or null
     int inputs = 0;
     int outputs = 0;
+    int span = 128;  // of its activations: the least that one of its parts asks for
 };
 
 struct LayerParts {

@@ -19,7 +19,7 @@ static FewKernel few_kernel(WeightFormat format, int height) {
 }
 
 static void quantise(const float* x, int64_t stride, const Activations& to, Team& team) {
-    const TileLayout at = tile_layout(to.rows, to.inputs);
+    const TileLayout at = tile_layout(to.rows, to.inputs, to.span);
     const int chunks = (to.inputs + chunk_inputs - 1) / chunk_inputs;
     // Chunks of tiles: one row is shared too, and what lies side by side is written soon after another.
     const Team::Share mine = team.share(int64_t(tiles_of(to.rows)) * chunks);
@@ -28,14 +28,14 @@ static void quantise(const float* x, int64_t stride, const Activations& to, Team
         const int row = int(tile) * at.rows, first = int(i % chunks) * chunk_inputs, rows = std::min(at.rows, to.rows - row);
         for (int r = 0; r < rows; ++r)
             quantise_chunk(x + (row + r) * stride + first, first, std::min(to.inputs - first, chunk_inputs),
-                           row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * tile, at, r, to.rows >= rows_many));
+                           row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * tile, at, r, span_in(to)));
     }
     team.barrier();
 }
 
 static void linear_few(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride, bool add,
                        Team& team) {
-    const TileLayout at = tile_layout(x.rows, x.inputs);
+    const TileLayout at = tile_layout(x.rows, x.inputs, x.span);
     const FewKernel kernel = few_kernel(weight.format, at.rows);
     const int64_t bytes = panel_bytes(weight.format, weight.inputs);
     // While a panel meets the tiles, the next one is fetched, a part with each.
@@ -63,7 +63,7 @@ static Strip strip_of(int inputs) {
     static thread_local std::unique_ptr<uint8_t[]> memory;
     static thread_local int inputs_most = 0;
     if (inputs > inputs_most) {
-        memory.reset(new uint8_t[size_t(inputs) * strip_panels * 16 + size_t(spans_of(inputs)) * strip_panels * 64 + 64]);
+        memory.reset(new uint8_t[size_t(inputs) * strip_panels * 16 + size_t(spans_of(inputs, group_inputs)) * strip_panels * 64 + 64]);
         inputs_most = inputs;
     }
     uint8_t* values = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64);
@@ -72,13 +72,13 @@ static Strip strip_of(int inputs) {
 
 static void linear_many(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride, bool add,
                         Team& team) {
-    const TileLayout at = tile_layout(x.rows, x.inputs);
+    const TileLayout at = tile_layout(x.rows, x.inputs, x.span);
     const int64_t bytes = panel_bytes(weight.format, weight.inputs);
     const Strip strip = strip_of(weight.inputs);
     team.each(weight.outputs, strip_panels * panel_outputs, [&](int64_t first, int64_t last) {
         for (int place = 0; place < strip_panels && first + place * panel_outputs < last; ++place)
-            expand(weight.format, weight.bytes + (first / panel_outputs + place) * bytes, weight.inputs, place, strip);
-        ManyJob job{strip, nullptr, at, x.inputs, bias ? bias + first : nullptr, nullptr, stride, 0, int(last - first), add};
+            expand(weight.format, weight.bytes + (first / panel_outputs + place) * bytes, weight.inputs, x.span, place, strip);
+        ManyJob job{strip, nullptr, at, x.inputs, x.span, bias ? bias + first : nullptr, nullptr, stride, 0, int(last - first), add};
         for (int tile = 0; tile < tiles_of(x.rows); ++tile) {
             job.tile = static_cast<const uint8_t*>(x.bytes) + at.bytes * tile;
             job.out = out + int64_t(tile) * at.rows * stride + first;

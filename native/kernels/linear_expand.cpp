@@ -116,8 +116,8 @@ static void expand_span(const uint8_t* group, const Scales& scales, int begin, i
 }
 
 template <WeightFormat format>
-static void expand_panel(const uint8_t* panel, int inputs, int place, const Strip& to) {
-    constexpr int per_span = span_inputs / group_inputs;
+static void expand_panel(const uint8_t* panel, int inputs, int span, int place, const Strip& to) {
+    const int per_span = span / group_inputs;
     const uint8_t* chunk = panel;
     uint8_t* values = to.values + 64 * place;
     float* scale = to.scales + 16 * place;
@@ -137,24 +137,23 @@ static void expand_panel(const uint8_t* panel, int inputs, int place, const Stri
 }
 
 // w8 is what is wanted already.
-static void copy_panel(const uint8_t* panel, int inputs, int place, const Strip& to) {
-    for (int span = 0; span < spans_of(inputs); ++span)
-        std::memcpy(to.scales + 16 * (strip_panels * span + place), panel, 64);
+static void copy_panel(const uint8_t* panel, int inputs, int span, int place, const Strip& to) {
+    for (int i = 0; i < spans_of(inputs, span); ++i) std::memcpy(to.scales + 16 * (strip_panels * i + place), panel, 64);
     const uint8_t* values = panel + panel_head(WeightFormat::w8);
     for (int quad = 0; quad < inputs / 4; ++quad) std::memcpy(to.values + 64 * (strip_panels * quad + place), values + 64 * quad, 64);
 }
 
-void expand(WeightFormat format, const uint8_t* panel, int inputs, int place, const Strip& to) {
+void expand(WeightFormat format, const uint8_t* panel, int inputs, int span, int place, const Strip& to) {
     switch (format) {
-        case WeightFormat::q4_0: return expand_panel<WeightFormat::q4_0>(panel, inputs, place, to);
-        case WeightFormat::q4_1: return expand_panel<WeightFormat::q4_1>(panel, inputs, place, to);
-        case WeightFormat::q5_0: return expand_panel<WeightFormat::q5_0>(panel, inputs, place, to);
-        case WeightFormat::q5_1: return expand_panel<WeightFormat::q5_1>(panel, inputs, place, to);
-        case WeightFormat::q8_0: return expand_panel<WeightFormat::q8_0>(panel, inputs, place, to);
-        case WeightFormat::q4_k: return expand_panel<WeightFormat::q4_k>(panel, inputs, place, to);
-        case WeightFormat::q5_k: return expand_panel<WeightFormat::q5_k>(panel, inputs, place, to);
-        case WeightFormat::q6_k: return expand_panel<WeightFormat::q6_k>(panel, inputs, place, to);
-        case WeightFormat::w8: return copy_panel(panel, inputs, place, to);
+        case WeightFormat::q4_0: return expand_panel<WeightFormat::q4_0>(panel, inputs, span, place, to);
+        case WeightFormat::q4_1: return expand_panel<WeightFormat::q4_1>(panel, inputs, span, place, to);
+        case WeightFormat::q5_0: return expand_panel<WeightFormat::q5_0>(panel, inputs, span, place, to);
+        case WeightFormat::q5_1: return expand_panel<WeightFormat::q5_1>(panel, inputs, span, place, to);
+        case WeightFormat::q8_0: return expand_panel<WeightFormat::q8_0>(panel, inputs, span, place, to);
+        case WeightFormat::q4_k: return expand_panel<WeightFormat::q4_k>(panel, inputs, span, place, to);
+        case WeightFormat::q5_k: return expand_panel<WeightFormat::q5_k>(panel, inputs, span, place, to);
+        case WeightFormat::q6_k: return expand_panel<WeightFormat::q6_k>(panel, inputs, span, place, to);
+        case WeightFormat::w8: return copy_panel(panel, inputs, span, place, to);
     }
 }
 

@@ -15,6 +15,7 @@ struct Activations {
     void* bytes;
     int rows;
     int inputs;
+    int span;  // with `rows_many` rows or more: inputs that share a scale, 32 or 128
 };
 
 struct PackedWeight {
@@ -32,11 +33,10 @@ constexpr int tile_rows_max = 12;
 // span instead of one per group. The sums then differ slightly from those of fewer rows; on either side a row's sums do not depend
 // on the other rows.
 constexpr int rows_many = 72;
-constexpr int span_inputs = 128;
 
 static constexpr int round_up(int count, int to) { return (count + to - 1) / to * to; }
 static constexpr int64_t round_up(int64_t count, int to) { return (count + to - 1) / to * to; }
-static constexpr int spans_of(int inputs) { return (inputs + span_inputs - 1) / span_inputs; }
+static constexpr int spans_of(int inputs, int span) { return (inputs + span - 1) / span; }
 
 // ---- Activations: tiles of rows that are multiplied together, the last one padded. In a tile, what belongs to one place of its
 // rows lies side by side:
@@ -61,17 +61,17 @@ struct TileLayout {
     int64_t scales, sums, minus32, minus16, minus128, bytes;  // where they begin
 };
 
-static constexpr TileLayout tile_layout(int rows, int inputs) {
+static constexpr TileLayout tile_layout(int rows, int inputs, int span) {
     const int height = tile_rows(rows);
     const int64_t values = round_up(int64_t(inputs) * height, 64);
     const int64_t per_group = round_up(int64_t(inputs / group_inputs) * height * 4, 64);
-    const int64_t per_span = round_up(int64_t(spans_of(inputs)) * height * 4, 64);
+    const int64_t per_span = round_up(int64_t(spans_of(inputs, span)) * height * 4, 64);
     if (rows >= rows_many) return {height, values, 0, 0, 0, values + per_span, values + 2 * per_span};
     return {height, values, values + per_group, values + 2 * per_group, values + 3 * per_group, 0, values + 5 * per_group};
 }
 
-static constexpr size_t activation_bytes(int rows, int inputs) {
-    return size_t(tile_layout(rows, inputs).bytes) * size_t(tiles_of(rows));
+static constexpr size_t activation_bytes(int rows, int inputs, int span) {
+    return size_t(tile_layout(rows, inputs, span).bytes) * size_t(tiles_of(rows));
 }
 
 // ---- Packed weights: panels of 16 outputs, the last one padded with zeros; a panel is its chunks of 256 inputs one after another
@@ -106,6 +106,10 @@ static constexpr FormatTraits traits_of(WeightFormat format) {
         default: return {8, 128, false, false, 32, 32};
     }
 }
+
+// Inputs that share a scale where rows are many. The formats whose own blocks have 256 inputs are for wide models, which bear 128;
+// narrow ones have outliers that would spoil so many neighbours.
+static constexpr int span_of(WeightFormat format) { return traits_of(format).super ? 128 : 32; }
 
 static constexpr int scale_bytes(WeightFormat format, int groups) {
     if (format == WeightFormat::w8) return 0;

@@ -62,8 +62,8 @@ static void many_piece(const ManyJob& job, int row) {
     const auto* scales = reinterpret_cast<const float*>(job.tile + job.at.scales) + row;
     const auto* minus128 = reinterpret_cast<const int32_t*>(job.tile + job.at.minus128) + row;
     const float* weight_scales = job.strip.scales;
-    for (int first = 0; first < job.inputs; first += span_inputs) {
-        const int quads = (job.inputs - first < span_inputs ? job.inputs - first : span_inputs) / 4;
+    for (int first = 0; first < job.inputs; first += job.span) {
+        const int quads = (job.inputs - first < job.span ? job.inputs - first : job.span) / 4;
         Ints sums[piece][strip_panels];
         total = in_memory(total);
         span_sums(sums, job.strip.values + int64_t(first) / 4 * 64 * strip_panels, values, minus128, quads);

@@ -14,14 +14,14 @@ struct Strip {
 };
 
 // One panel of a packed weight -> its part of a strip.
-void expand(WeightFormat format, const uint8_t* panel, int inputs, int place, const Strip& to);
+void expand(WeightFormat format, const uint8_t* panel, int inputs, int span, int place, const Strip& to);
 
 // One strip and one tile of rows, and where the sums go.
 struct ManyJob {
     Strip strip;
     const uint8_t* tile;
     TileLayout at;
-    int inputs;
+    int inputs, span;
     const float* bias;  // of the strip's outputs, or null
     float* out;
     int64_t stride;

@@ -10,7 +10,7 @@ namespace kveik::KVEIK_ISA {
 
 // One row's places in its tile; consecutive ones are `step` apart.
 struct ActivationRow {
-    bool many;  // rows: then there are no sums of groups, otherwise no minus128
+    int span;  // of many rows, and 0 for few: there are no sums of groups then, otherwise no minus128
     int step;
     int32_t* values;
     float *scales, *sums;
@@ -18,15 +18,18 @@ struct ActivationRow {
 };
 
 // Row `within` of the tile that begins at `tile`.
-inline ActivationRow row_in(uint8_t* tile, const TileLayout& at, int within, bool many) {
+inline ActivationRow row_in(uint8_t* tile, const TileLayout& at, int within, int span) {
     const auto ints = [=](int64_t offset) { return reinterpret_cast<int32_t*>(tile + offset) + within; };
     const auto floats = [=](int64_t offset) { return reinterpret_cast<float*>(tile + offset) + within; };
-    return {many, at.rows, ints(0), floats(at.scales), floats(at.sums), ints(at.minus32), ints(at.minus16), ints(at.minus128)};
+    return {span, at.rows, ints(0), floats(at.scales), floats(at.sums), ints(at.minus32), ints(at.minus16), ints(at.minus128)};
 }
 
+// 0 for few rows.
+inline int span_in(const Activations& to) { return to.rows >= rows_many ? to.span : 0; }
+
 inline ActivationRow row_of(const Activations& to, int row) {
-    const TileLayout at = tile_layout(to.rows, to.inputs);
-    return row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * (row / at.rows), at, row % at.rows, to.rows >= rows_many);
+    const TileLayout at = tile_layout(to.rows, to.inputs, to.span);
+    return row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * (row / at.rows), at, row % at.rows, span_in(to));
 }
 
 typedef int8_t i8x16 __attribute__((vector_size(16)));
@@ -175,9 +178,9 @@ inline void round_values(const float* x, int count, int alike, const Scalings& s
 inline void quantise_chunk(const float* x, int first, int count, const ActivationRow& to) {
     alignas(64) int8_t values[chunk_inputs];
     if (count < chunk_inputs) std::memset(values, 0, sizeof values);
-    const int alike = to.many ? span_inputs : group_inputs, scales = (count + alike - 1) / alike;
+    const int alike = to.span ? to.span : group_inputs, scales = (count + alike - 1) / alike;
     alignas(32) int32_t bits[8] = {};
-    if (count == chunk_inputs && !to.many) largest_of_groups(x, bits);
+    if (count == chunk_inputs && alike == group_inputs) largest_of_groups(x, bits);
     else
         for (int i = 0; i < count; i += alike) bits[i / alike] = largest_bits(x + i, count - i < alike ? count - i : alike);
     Scalings scalings;
@@ -187,10 +190,12 @@ inline void quantise_chunk(const float* x, int first, int count, const Activatio
     put_strided(scalings.scale, scales, to.scales + first / alike * to.step, to.step);
     ChunkSums sums;
     sum_values(values, sums);
-    if (to.many) {
+    if (to.span) {
+        const int groups = to.span / group_inputs;
         for (int i = 0; i < scales; ++i) {
-            const int32_t* of32 = sums.of32 + 4 * i;
-            to.minus128[(first / span_inputs + i) * to.step] = -128 * (of32[0] + of32[1] + of32[2] + of32[3]);
+            int32_t total = 0;
+            for (int g = 0; g < groups; ++g) total += sums.of32[groups * i + g];
+            to.minus128[(first / to.span + i) * to.step] = -128 * total;
         }
         return;
     }

@@ -55,14 +55,19 @@ class Weight:
     def arguments(self) -> tuple[object, int, int, np.ndarray]:
         return getattr(native.module.WeightFormat, self.format), self.outputs, self.inputs, self.packed
 
+    @property
+    def span(self) -> int:
+        """Of a product whose weight is of this format alone."""
+        return int(native.module.span_of(getattr(native.module.WeightFormat, self.format)))
+
     def times(self, x: np.ndarray, bias: np.ndarray | None = None, threads: int = 1) -> np.ndarray:
         out = np.full((len(x), self.outputs), 7, np.float32)
         return self.into(out, x, bias, add=False, threads=threads)
 
     def into(self, out: np.ndarray, x: np.ndarray, bias: np.ndarray | None, *, add: bool, threads: int = 1) -> np.ndarray:
-        rows = np.full(native.module.activation_bytes(*x.shape), 0xAB, np.uint8)
-        native.module.quantise(x, rows, threads)
-        native.module.linear(*self.arguments, rows, bias, out, add, threads)
+        rows = np.full(native.module.activation_bytes(*x.shape, self.span), 0xAB, np.uint8)
+        native.module.quantise(x, rows, threads, self.span)
+        native.module.linear(*self.arguments, rows, bias, out, add, threads, self.span)
         return out
 
     def unpacked(self, wanted: list[int]) -> np.ndarray:
@@ -109,8 +114,11 @@ def rows_of(rows: int, inputs: int, seed: int = 1) -> np.ndarray:
 
 
 def assert_right(found: np.ndarray, weight: Weight, x: np.ndarray, bias: np.ndarray | None = None) -> None:
-    right = reference_linear.linear(weight.right, x, bias)
-    sizes = np.abs(reference_linear.quantised_rows(x)) @ np.abs(reference_linear.dequantised(weight.right).astype(np.float64)).T
+    right = reference_linear.linear(weight.right, x, bias, weight.span)
+    sizes = (
+        np.abs(reference_linear.quantised_rows(x, weight.span))
+        @ np.abs(reference_linear.dequantised(weight.right).astype(np.float64)).T
+    )
     allowed = TOLERANCE * (sizes + (0 if bias is None else np.abs(bias))) + 1e-30
     assert np.isfinite(right).all()
     assert (np.abs(found - right) <= allowed).all(), (np.abs(found - right) / allowed).max()
