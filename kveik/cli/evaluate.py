@@ -78,19 +78,19 @@ def evaluate(
 class EvaluationDisplay:
     """How far a measurement is, on stderr: a bar in a terminal, a line for every stage elsewhere."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
+            TextColumn("{task.fields[count]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
             transient=True,
         )
-        self._row = self._bar.add_task("", total=1)
+        self._row = self._bar.add_task("", total=None, count="")
         self._said = ""
 
     def __enter__(self) -> EvaluationDisplay:
@@ -103,7 +103,16 @@ class EvaluationDisplay:
     def show(self, progress: EvaluationProgress) -> None:
         """Take in one report."""
         if self._console.is_terminal:
-            self._bar.update(self._row, description=progress.stage, completed=progress.done, total=max(progress.total, 1))
+            # How much there is to do is known once the text has been cut into tokens.
+            known = progress.total > 0
+            count = f"{progress.done:,} of {progress.total:,} tokens" if known else ""
+            self._bar.update(
+                self._row,
+                description=progress.stage,
+                completed=progress.done,
+                total=progress.total if known else None,
+                count=count,
+            )
         elif progress.stage != self._said:
             self._said = progress.stage
             self._console.print(progress.stage, style="dim", highlight=False, soft_wrap=True)
