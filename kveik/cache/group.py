@@ -43,7 +43,7 @@ class GroupBlocks:
     def take(self) -> int:
         """Hold a block for new content; what it held before is forgotten."""
         block = self.pool.take()
-        if self.index.entry(block) is not None:
+        if block in self.index:
             self.index.drop(block)
         return block
 

@@ -63,6 +63,7 @@ class CacheLedger:
         self.rows = rows
         self._caching = enable_prefix_caching
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
+        self._windowed = [(number, group) for number, group in enumerate(self._groups) if group.window is not None]
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
         self._space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
         self._accounts: dict[int, Account] = {}
@@ -155,7 +156,7 @@ class CacheLedger:
     def reach(self, sequence_id: int) -> int:
         """The length in tokens up to which this sequence could be given room now."""
         held = len(self._accounts[sequence_id].blocks[0])
-        return (held + min(group.pool.available for group in self._groups)) * self.block_size
+        return (held + min([group.pool.available for group in self._groups])) * self.block_size
 
     # Actions.
 
@@ -202,10 +203,7 @@ class CacheLedger:
         return Admission(account.row, account.computed, copies)
 
     def move(self, sequence_id: int, row: int) -> int | None:
-        """Give a sequence that holds blocks another row. Whoever had that one takes its old row; returns who that is.
-
-        Whoever lays rows side by side, in the order in which a step reads them, need not gather them in every step.
-        """
+        """Give a sequence that holds blocks another row. Whoever had that one takes its old row; returns who that is."""
         account, other = self._accounts[sequence_id], self._by_row[row]
         assert account.row is not None, f"sequence {sequence_id} holds nothing"
         width = max(len(one.blocks[0]) for one in (account, other) if one is not None)
@@ -221,10 +219,10 @@ class CacheLedger:
         account = self._accounts[sequence_id]
         needed = blocks_for(length, self.block_size)
         for group, blocks, table in zip(self._groups, account.blocks, self._tables.arrays, strict=True):
-            for number in range(len(blocks), needed):
+            while len(blocks) < needed:
                 block = group.take()
+                table[account.row, len(blocks)] = block
                 blocks.append(block)
-                table[account.row, number] = block
         return len(account.blocks[0]) * self.block_size
 
     def commit(self, sequence_id: int, computed: int) -> bool:
@@ -241,7 +239,7 @@ class CacheLedger:
             self._register_tail(account)
             self._claims.drop(sequence_id)
         left = False
-        for number, group in enumerate(self._groups):
+        for number, group in self._windowed:
             first = group.first_needed(computed, self.block_size)
             if first > account.firsts[number]:
                 self._leave_window(account, number, first)
@@ -274,7 +272,7 @@ class CacheLedger:
         account = self._accounts[sequence_id]
         for number, group in enumerate(self._groups):
             held = account.blocks[number][account.firsts[number] :]
-            group.forget([block for block in held if group.index.entry(block) is not None])
+            group.forget([block for block in held if block in group.index])
         # Release registers what goes beyond what was matched; nothing does.
         account.matched = len(account.tokens)
 
@@ -362,17 +360,21 @@ class CacheLedger:
         return keys
 
     def _register_whole(self, account: Account) -> None:
-        size, whole = self.block_size, account.computed // self.block_size
-        keys = account.chain.extend(account.tokens, whole)
-        for block in range(account.registered, whole):
-            parent, key = account.chain.parent(block), keys[block]
-            content = tuple(account.tokens[block * size : (block + 1) * size])
+        size, first, whole = self.block_size, account.registered, account.computed // self.block_size
+        if whole <= first:
+            return
+        chain, tokens = account.chain, account.tokens
+        keys = chain.extend(tokens, whole)
+        parent = chain.parent(first)
+        for block in range(first, whole):
+            key, content = keys[block], tuple(tokens[block * size : (block + 1) * size])
             self._remember(account, parent)
-            for number, group in enumerate(self._groups):
-                if block >= account.firsts[number]:
-                    group.register_full(account.blocks[number][block], parent, content, key)
+            for group, blocks, needed in zip(self._groups, account.blocks, account.firsts, strict=True):
+                if block >= needed:
+                    group.register_full(blocks[block], parent, content, key)
             self._claims.fulfil(account.sequence_id, key)
-        account.registered = max(account.registered, whole)
+            parent = key
+        account.registered = whole
 
     def _register_tail(self, account: Account) -> None:
         whole = account.computed // self.block_size

@@ -5,6 +5,9 @@
 
 A block has one entry at most, so the index is bounded by the pool. The best partial match among the children is a neighbour
 of the place where the wanted tokens would be inserted, because in lexicographic order common prefixes shrink with distance.
+
+What is kept per block are tuples of numbers and bytes alone: Python's cyclic collector stops looking at those once it has seen
+them, where lists and classes would be walked again and again, with a pause that grows with the pool.
 """
 
 from __future__ import annotations
@@ -13,6 +16,12 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 Tokens = tuple[int, ...]
+
+_FEW = 16
+"""So many children are kept in a tuple, and more in a list, into which inserting is quicker."""
+
+
+Children = tuple[tuple[Tokens, int], ...] | list[tuple[Tokens, int]]
 
 
 class Entry(NamedTuple):
@@ -38,15 +47,20 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.by_key: dict[bytes, int] = {}
-        self._children: dict[bytes, list[tuple[Tokens, int]]] = {}
-        self._entries: dict[int, Entry] = {}
+        self._children: dict[bytes, Children] = {}
+        self._entries: dict[int, tuple[bytes, Tokens, bytes | None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, block: int) -> bool:
+        """Whether the block is known to hold anything."""
+        return block in self._entries
+
     def entry(self, block: int) -> Entry | None:
         """What the block is known to hold."""
-        return self._entries.get(block)
+        entry = self._entries.get(block)
+        return None if entry is None else Entry(*entry)
 
     def longest(self, parent: bytes, tokens: Tokens) -> tuple[int, int]:
         """(block, tokens in common), of the child of `parent` that has most tokens in common; (0, 0) where none has any.
@@ -66,12 +80,12 @@ class PrefixIndex:
 
     def add_full(self, block: int, parent: bytes, tokens: Tokens, key: bytes) -> bool:
         """Register a full block, in place of a shorter entry it may have. False: that content had a block already."""
-        if self._entries.get(block) is not None:
+        if block in self._entries:
             self.drop(block)
         if key in self.by_key:
             return False
         self.by_key[key] = block
-        self._insert(block, Entry(parent, tokens, key))
+        self._insert(block, parent, tokens, key)
         return True
 
     def add_partial(self, block: int, parent: bytes, tokens: Tokens) -> bool:
@@ -79,24 +93,28 @@ class PrefixIndex:
 
         False: the same tokens, or more that begin with them, can be found in another block already.
         """
-        if self._entries.get(block) is not None:
+        if block in self._entries:
             self.drop(block)
         children = self._children.get(parent, ())
         place = bisect_left(children, (tokens, -1))
         if place < len(children) and children[place][0][: len(tokens)] == tokens:
             return False
-        self._insert(block, Entry(parent, tokens, None))
+        self._insert(block, parent, tokens, None)
         return True
 
     def drop(self, block: int) -> None:
         """Forget what the block holds."""
-        entry = self._entries.pop(block)
-        if entry.key is not None:
-            del self.by_key[entry.key]
-        children = self._children[entry.parent]
-        del children[bisect_left(children, (entry.tokens, block))]
-        if not children:
-            del self._children[entry.parent]
+        parent, tokens, key = self._entries.pop(block)
+        if key is not None:
+            del self.by_key[key]
+        children = self._children[parent]
+        place = bisect_left(children, (tokens, block))
+        if len(children) == 1:
+            del self._children[parent]
+        elif isinstance(children, list):
+            del children[place]
+        else:
+            self._children[parent] = children[:place] + children[place + 1 :]
 
     def children(self, parent: bytes) -> list[int]:
         """Blocks that follow `parent`."""
@@ -106,22 +124,30 @@ class PrefixIndex:
         """All blocks with an entry."""
         return list(self._entries)
 
-    def _insert(self, block: int, entry: Entry) -> None:
-        children = self._children.setdefault(entry.parent, [])
-        item = (entry.tokens, block)
-        children.insert(bisect_left(children, item), item)
-        self._entries[block] = entry
+    def _insert(self, block: int, parent: bytes, tokens: Tokens, key: bytes | None) -> None:
+        self._entries[block] = (parent, tokens, key)
+        item = (tokens, block)
+        children = self._children.get(parent)
+        if children is None:
+            self._children[parent] = (item,)
+            return
+        place = bisect_left(children, item)
+        if isinstance(children, list):
+            children.insert(place, item)
+        elif len(children) < _FEW:
+            self._children[parent] = (*children[:place], item, *children[place:])
+        else:
+            self._children[parent] = [*children[:place], item, *children[place:]]
 
     def check(self) -> None:
         """Every entry is in both places exactly once, and the children are sorted: O(entries)."""
-        full = {entry.key: block for block, entry in self._entries.items() if entry.key is not None}
+        full = {key: block for block, (_, _, key) in self._entries.items() if key is not None}
         assert full == self.by_key, "a key leads to a block without that entry"
         listed = 0
         for parent, children in self._children.items():
             assert children, "a parent without children is kept"
-            assert children == sorted(children), "children are out of order"
+            assert list(children) == sorted(children), "children are out of order"
             listed += len(children)
             for tokens, block in children:
-                entry = self._entries[block]
-                assert (entry.parent, entry.tokens) == (parent, tokens), "a child differs from its entry"
+                assert self._entries[block][:2] == (parent, tokens), "a child differs from its entry"
         assert listed == len(self._entries), "an entry is listed twice or never"

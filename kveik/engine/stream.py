@@ -186,7 +186,8 @@ class RequestStream:
         self.request = request
         self.reader = reader
         self._text = RequestText(request, tokenizer)
-        self._events: deque[TokenEvent] = deque()
+        self._single = request.sampling.n == 1
+        self._events: deque[TokenEvent | int] = deque()
         self._buffer_events = buffer_tokens * request.sampling.n
         self._abort = abort
         self._news = asyncio.Event()
@@ -211,10 +212,11 @@ class RequestStream:
         return event.finish_reason is not None or len(self._events) <= self._buffer_events
 
     def put_token(self, choice: int, token: int) -> bool:
-        """The same for the most frequent event: one more token, and nothing else."""
-        # Made past its constructor, which costs as much as all the rest here.
-        self._events.append(tuple.__new__(TokenEvent, (choice, token, None, None, None)))
-        return len(self._events) <= self._buffer_events
+        """The same for the most frequent event: one more token, and nothing else to tell."""
+        events = self._events
+        # A bare number where there is only one choice; the reader makes an event of it, on his own side.
+        events.append(token if self._single else TokenEvent(choice, token))
+        return len(events) <= self._buffer_events
 
     def put_admission(self, cached_tokens: int) -> None:
         self._text.cached_tokens = cached_tokens
@@ -249,5 +251,6 @@ class RequestStream:
         # popleft is atomic, so that events which arrive meanwhile are either taken now or announced by the next wake.
         events = []
         while self._events:
-            events.append(self._events.popleft())
+            event = self._events.popleft()
+            events.append(TokenEvent(0, event) if isinstance(event, int) else event)
         return events

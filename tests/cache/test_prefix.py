@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -85,3 +86,30 @@ def test_the_best_of_many_siblings_is_found() -> None:
         index.add_partial(block, PARENT, tuple(chance.randrange(50) for _ in range(6)))
     index.add_partial(5000, PARENT, (7, 7, 7, 7, 7, 1))
     assert index.longest(PARENT, (7, 7, 7, 7, 7, 7)) == (5000, 5)
+
+
+def test_the_collector_need_not_walk_over_what_is_kept_of_a_block() -> None:
+    index = PrefixIndex()
+    gc.collect()
+    before = len(gc.get_objects())
+    for block in range(500):
+        parent = PARENT if block % 50 == 0 else str(block).encode()
+        index.add_full(block, parent, tuple(range(block, block + 16)), f"key {block}".encode())
+    # Twice: a tuple is let go when what it holds has been.
+    gc.collect()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 20
+
+
+def test_few_and_many_siblings_are_found_alike() -> None:
+    index, blocks = PrefixIndex(), list(range(60))
+    random.Random(1).shuffle(blocks)
+    for block in blocks:
+        assert index.add_partial(block, PARENT, (block, 1))
+        index.check()
+    assert sorted(index.children(PARENT)) == list(range(60))
+    for block in blocks[:-1]:
+        index.drop(block)
+        index.check()
+    assert index.children(PARENT) == blocks[-1:]
+    assert index.longest(PARENT, (blocks[-1], 2)) == (blocks[-1], 1)
