@@ -77,7 +77,7 @@ void pack_f32(const Matrix& weight, const BytesOut& packed, int threads) {
     check_format(WeightFormat::w8, outputs, inputs);
     check_rows(weight, weight.shape(1));
     check(outputs == 1 || weight.stride(0) == inputs, "the weight must be contiguous");
-    check(packed.shape(0) == packed_bytes(WeightFormat::w8, outputs, inputs), "packed is not of packed_bytes(w8, outputs, inputs)");
+    check(packed.shape(0) == packed_bytes(WeightFormat::w8, outputs, inputs), "packed is not of packed_bytes(W8, ...)");
     nb::gil_scoped_release release;
     with_team(threads, [&](Team& team) { linear_kernels().pack_f32(weight.data(), outputs, inputs, packed.data(), team); });
 }
@@ -96,7 +96,7 @@ void unpack(WeightFormat format, int outputs, int inputs, const Bytes& packed, c
 void quantise(const Matrix& x, const BytesOut& activations, int threads, int span) {
     const int rows = int(x.shape(0)), inputs = int(x.shape(1));
     check_rows(x, size_t(inputs));
-    check(activations.shape(0) == activation_bytes_checked(rows, inputs, span), "activations is not of activation_bytes(rows, inputs, span)");
+    check(activations.shape(0) == activation_bytes_checked(rows, inputs, span), "not of activation_bytes(rows, inputs, span)");
     const Activations to{activations.data(), rows, inputs, span};
     nb::gil_scoped_release release;
     with_team(threads, [&](Team& team) { linear_kernels().quantise(x.data(), x.stride(0), to, team); });
@@ -107,7 +107,7 @@ void linear(WeightFormat format, int outputs, int inputs, const Bytes& packed, c
     const PackedWeight weight = packed_weight(format, outputs, inputs, packed);
     const int rows = int(out.shape(0));
     check_rows(out, size_t(outputs));
-    check(activations.shape(0) == activation_bytes_checked(rows, inputs, span), "activations is not of activation_bytes(rows, inputs, span)");
+    check(activations.shape(0) == activation_bytes_checked(rows, inputs, span), "not of activation_bytes(rows, inputs, span)");
     check(!bias || bias->shape(0) == size_t(outputs), "the bias has another number of outputs");
     const Activations x{activations.data(), rows, inputs, span};
     nb::gil_scoped_release release;
@@ -136,8 +136,8 @@ void bind_linear(nb::module_& m) {
     m.def("quantise", &quantise, nb::arg("x").noconvert(), nb::arg("activations").noconvert(), "threads"_a,
           "span"_a = 128, "float32 [rows, inputs] -> int8; a scale for 32 inputs, or for `span` of them where rows are many.");
     m.def("linear", &linear, "format"_a, "outputs"_a, "inputs"_a, nb::arg("packed").noconvert(),
-          nb::arg("activations").noconvert(), nb::arg("bias").noconvert().none(), nb::arg("out").noconvert(), "add"_a, "threads"_a,
-          "span"_a = 128,
+          nb::arg("activations").noconvert(), nb::arg("bias").noconvert().none(), nb::arg("out").noconvert(), "add"_a,
+          "threads"_a, "span"_a = 128,
           "out [rows, outputs] = rows times the weight, transposed, + bias; += where `add`.");
 }
 

@@ -1,4 +1,4 @@
-// The blocks of GGUF files (ggml-common.h of https://github.com/ggml-org/ggml): their values as unsigned bytes, and 6-bit factors.
+// Blocks of GGUF files (ggml-common.h of https://github.com/ggml-org/ggml): their values as unsigned bytes, and 6-bit factors.
 #pragma once
 
 #include <cstring>

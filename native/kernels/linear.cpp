@@ -33,8 +33,8 @@ static void quantise(const float* x, int64_t stride, const Activations& to, Team
     team.barrier();
 }
 
-static void linear_few(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride, bool add,
-                       Team& team) {
+static void linear_few(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride,
+                       bool add, Team& team) {
     const TileLayout at = tile_layout(x.rows, x.inputs, x.span);
     const FewKernel kernel = few_kernel(weight.format, at.rows);
     const int64_t bytes = panel_bytes(weight.format, weight.inputs);
@@ -45,8 +45,9 @@ static void linear_few(const PackedWeight& weight, const Activations& x, const f
     for (int64_t panel = mine.first; panel < mine.last; ++panel) {
         const int64_t output = panel * panel_outputs;
         const uint8_t* weights = weight.bytes + panel * bytes;
-        FewJob job{weights, nullptr, at, x.inputs, bias ? bias + output : nullptr, nullptr, stride, 0, 0, add, nullptr, ahead_bytes};
-        job.outputs = int(std::min<int64_t>(panel_outputs, weight.outputs - output));
+        const int outputs = int(std::min<int64_t>(panel_outputs, weight.outputs - output));
+        FewJob job{weights, nullptr, at, x.inputs, bias ? bias + output : nullptr, nullptr, stride, 0, outputs, add, nullptr,
+                   ahead_bytes};
         for (int tile = 0; tile < tiles; ++tile) {
             job.tile = static_cast<const uint8_t*>(x.bytes) + at.bytes * tile;
             job.out = out + int64_t(tile) * at.rows * stride + output;
@@ -63,22 +64,24 @@ static Strip strip_of(int inputs) {
     static thread_local std::unique_ptr<uint8_t[]> memory;
     static thread_local int inputs_most = 0;
     if (inputs > inputs_most) {
-        memory.reset(new uint8_t[size_t(inputs) * strip_panels * 16 + size_t(spans_of(inputs, group_inputs)) * strip_panels * 64 + 64]);
+        const size_t scales = size_t(spans_of(inputs, group_inputs)) * strip_panels * 64;
+        memory.reset(new uint8_t[size_t(inputs) * strip_panels * 16 + scales + 64]);
         inputs_most = inputs;
     }
     uint8_t* values = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64);
     return {values, reinterpret_cast<float*>(values + size_t(inputs) * strip_panels * 16)};
 }
 
-static void linear_many(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride, bool add,
-                        Team& team) {
+static void linear_many(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride,
+                        bool add, Team& team) {
     const TileLayout at = tile_layout(x.rows, x.inputs, x.span);
     const int64_t bytes = panel_bytes(weight.format, weight.inputs);
     const Strip strip = strip_of(weight.inputs);
     team.each(weight.outputs, strip_panels * panel_outputs, [&](int64_t first, int64_t last) {
         for (int place = 0; place < strip_panels && first + place * panel_outputs < last; ++place)
             expand(weight.format, weight.bytes + (first / panel_outputs + place) * bytes, weight.inputs, x.span, place, strip);
-        ManyJob job{strip, nullptr, at, x.inputs, x.span, bias ? bias + first : nullptr, nullptr, stride, 0, int(last - first), add};
+        ManyJob job{strip, nullptr, at, x.inputs, x.span, bias ? bias + first : nullptr, nullptr, stride, 0,
+                    int(last - first), add};
         for (int tile = 0; tile < tiles_of(x.rows); ++tile) {
             job.tile = static_cast<const uint8_t*>(x.bytes) + at.bytes * tile;
             job.out = out + int64_t(tile) * at.rows * stride + first;

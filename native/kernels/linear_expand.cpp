@@ -1,7 +1,7 @@
 // A panel's spans -> int8 with one scale per output and span: w = scale * (value - 128), rounded to the nearest such.
 //
-// A value q of 8 bits or less becomes (q * factor + offset) >> 8 in 16 bits, factor and offset being 256 times what the group's own
-// scale and minimum are in units of the span's; 8-bit values, whose factors are at most 1, are multiplied in 15 bits.
+// A value q of less than 8 bits becomes (q * factor + offset) >> 8 in 16 bits, factor and offset being 256 times what the
+// group's own scale and minimum are in units of the span's; values of 8 bits, with factors up to 1, are multiplied in 15 bits.
 #include "kernels/linear_many.h"
 
 #include <cmath>
@@ -140,7 +140,8 @@ static void expand_panel(const uint8_t* panel, int inputs, int span, int place, 
 static void copy_panel(const uint8_t* panel, int inputs, int span, int place, const Strip& to) {
     for (int i = 0; i < spans_of(inputs, span); ++i) std::memcpy(to.scales + 16 * (strip_panels * i + place), panel, 64);
     const uint8_t* values = panel + panel_head(WeightFormat::w8);
-    for (int quad = 0; quad < inputs / 4; ++quad) std::memcpy(to.values + 64 * (strip_panels * quad + place), values + 64 * quad, 64);
+    for (int quad = 0; quad < inputs / 4; ++quad)
+        std::memcpy(to.values + 64 * (strip_panels * quad + place), values + 64 * quad, 64);
 }
 
 void expand(WeightFormat format, const uint8_t* panel, int inputs, int span, int place, const Strip& to) {

@@ -62,8 +62,8 @@ struct GroupRows {
 };
 
 template <WeightFormat format, int height>
-inline void few_group(Floats (&sums)[height], const uint8_t* group, const ChunkScales<format>& scales, int g, const GroupRows& rows,
-                      int step) {
+inline void few_group(Floats (&sums)[height], const uint8_t* group, const ChunkScales<format>& scales, int g,
+                      const GroupRows& rows, int step) {
     Ints whole[height];
     if constexpr (format == WeightFormat::q6_k) {
         Floats halves[height];
@@ -128,8 +128,9 @@ void few_panel(const FewJob& job) {
 #if defined(__AVX512VNNI__)
 template <WeightFormat format>
 constexpr FewKernel few_kernels[tile_rows_max] = {
-    few_panel<format, 1>, few_panel<format, 2>, few_panel<format, 3>, few_panel<format, 4>,  few_panel<format, 5>,  few_panel<format, 6>,
-    few_panel<format, 7>, few_panel<format, 8>, few_panel<format, 9>, few_panel<format, 10>, few_panel<format, 11>, few_panel<format, 12>};
+    few_panel<format, 1>, few_panel<format, 2>,  few_panel<format, 3>,  few_panel<format, 4>,
+    few_panel<format, 5>, few_panel<format, 6>,  few_panel<format, 7>,  few_panel<format, 8>,
+    few_panel<format, 9>, few_panel<format, 10>, few_panel<format, 11>, few_panel<format, 12>};
 template <WeightFormat format>
 FewKernel few_kernel_of(int height) {
     return few_kernels<format>[height - 1];

@@ -1,5 +1,5 @@
-// Where what lies: quantised activations and packed weights. Integers only; every function has a copy of its own in each source,
-// because what one instruction set's compiler made of it must not serve another.
+// Where what lies: quantised activations and packed weights. Integers only; each source has its own copy of every function,
+// because what the compiler made of it for one instruction set must not serve another.
 #pragma once
 
 #include <cstddef>
@@ -29,17 +29,17 @@ constexpr int group_inputs = 32;   // Inputs that share a scale in most formats.
 constexpr int chunk_inputs = 256;  // Inputs whose weights lie together in a panel; the last chunk of a row may be shorter.
 constexpr int tile_rows_max = 12;
 
-// From this many rows on, weights are first expanded to int8 with one scale per output and span of inputs, and rows have one scale per
-// span instead of one per group. The sums then differ slightly from those of fewer rows; on either side a row's sums do not depend
-// on the other rows.
+// From this many rows on, weights are first expanded to int8 with one scale per output and span of inputs, and rows have one
+// scale per span instead of one per group. The sums then differ slightly from those of fewer rows; on either side a row's sums
+// do not depend on the other rows.
 constexpr int rows_many = 72;
 
 static constexpr int round_up(int count, int to) { return (count + to - 1) / to * to; }
 static constexpr int64_t round_up(int64_t count, int to) { return (count + to - 1) / to * to; }
 static constexpr int spans_of(int inputs, int span) { return (inputs + span - 1) / span; }
 
-// ---- Activations: tiles of rows that are multiplied together, the last one padded. In a tile, what belongs to one place of its
-// rows lies side by side:
+// ---- Activations: tiles of rows that are multiplied together, the last one padded. In a tile, what belongs to one place of
+// all its rows lies side by side:
 //   values   int8  [inputs / 4][rows][4]
 //   scales   float [inputs / 32][rows]     value = scale * int8; NaN where the group holds a NaN or an infinity
 //   sums     float [inputs / 32][rows]     the sum of the group's values
@@ -70,13 +70,17 @@ static constexpr TileLayout tile_layout(int rows, int inputs, int span) {
     return {height, values, values + per_group, values + 2 * per_group, values + 3 * per_group, 0, values + 5 * per_group};
 }
 
+// Never less than for fewer rows, so that memory for the most rows does for all.
 static constexpr size_t activation_bytes(int rows, int inputs, int span) {
-    return size_t(tile_layout(rows, inputs, span).bytes) * size_t(tiles_of(rows));
+    const int few = rows < rows_many ? rows : rows_many - 1;
+    const int64_t as_few = tile_layout(few, inputs, span).bytes * tiles_of(few);
+    const int64_t as_they_are = tile_layout(rows, inputs, span).bytes * tiles_of(rows);
+    return size_t(as_few > as_they_are ? as_few : as_they_are);
 }
 
-// ---- Packed weights: panels of 16 outputs, the last one padded with zeros; a panel is its chunks of 256 inputs one after another
-// (the last may be shorter), each its scales and then its groups of 32 inputs. `quad` k of a group is inputs 4k to 4k + 3; a vector
-// [16 outputs][4 inputs] holds one quad.
+// ---- Packed weights: panels of 16 outputs, the last one padded with zeros; a panel is its chunks of 256 inputs, one after
+// another (the last may be shorter), each its scales and then its groups of 32 inputs. `quad` k of a group is inputs 4k to
+// 4k + 3; a vector [16 outputs][4 inputs] holds one quad.
 //   scales, q4_0 q5_0 q8_0: f16 d [groups][16];  q4_1 q5_1: and f16 m [groups][16]
 //           q4_k q5_k: 64 bytes [4][16] with the low halves of the scales of groups g and, in the upper nibble, g + 4; 64 bytes
 //                      with those of the minima; 64 bytes with their upper pairs of bits (scale g, scale g + 4, minimum g,
@@ -107,8 +111,8 @@ static constexpr FormatTraits traits_of(WeightFormat format) {
     }
 }
 
-// Inputs that share a scale where rows are many. The formats whose own blocks have 256 inputs are for wide models, which bear 128;
-// narrow ones have outliers that would spoil so many neighbours.
+// Inputs that share a scale where rows are many. The formats whose own blocks have 256 inputs are for wide models, which bear
+// 128; narrow ones have outliers that would spoil so many neighbours.
 static constexpr int span_of(WeightFormat format) { return traits_of(format).super ? 128 : 32; }
 
 static constexpr int scale_bytes(WeightFormat format, int groups) {
@@ -131,6 +135,8 @@ static constexpr size_t packed_bytes(WeightFormat format, int outputs, int input
     return size_t(round_up(outputs, panel_outputs) / panel_outputs) * size_t(panel_bytes(format, inputs));
 }
 // Whether weights of this format can have this many inputs.
-static constexpr bool fits(WeightFormat format, int inputs) { return inputs > 0 && inputs % traits_of(format).block_inputs == 0; }
+static constexpr bool fits(WeightFormat format, int inputs) {
+    return inputs > 0 && inputs % traits_of(format).block_inputs == 0;
+}
 
 }  // namespace kveik

@@ -50,7 +50,8 @@ static inline void put_strip(const float* sums, const ManyJob& job, int row, int
     }
     for (int r = 0; r < rows; ++r, sums += 32, out += job.stride) {
         put(load_floats(sums), job.bias, out, job.outputs < 16 ? job.outputs : 16, job.add);
-        if (job.outputs > 16) put(load_floats(sums + 16), job.bias ? job.bias + 16 : nullptr, out + 16, job.outputs - 16, job.add);
+        if (job.outputs <= 16) continue;
+        put(load_floats(sums + 16), job.bias ? job.bias + 16 : nullptr, out + 16, job.outputs - 16, job.add);
     }
 }
 

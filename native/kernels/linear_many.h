@@ -1,4 +1,4 @@
-// Many rows: two panels of weights at a time become int8 with one scale per output and span, which all rows are multiplied with.
+// Many rows: two panels of weights at a time become int8, one scale per output and span, which all rows are multiplied with.
 #pragma once
 
 #include "kernels/linear_layout.h"

@@ -1,4 +1,4 @@
-// The vectors that products are made of, on each instruction set: sixteen outputs side by side, as 4 bytes, an int32 or a float each.
+// The vectors of products on each instruction set: sixteen outputs side by side, as 4 bytes, an int32 or a float each.
 #pragma once
 
 #include <cstdint>

@@ -72,7 +72,8 @@ static void pack_panel(WeightFormat format, const uint8_t* blocks, int outputs, 
             uint8_t values[chunk_inputs];
             for (int at = 0; at < groups * group_inputs; at += traits.block_inputs, block += traits.block_bytes)
                 read_values(format, block, values + at);
-            for (int g = 0; g < groups; ++g) put_group(traits.bits, values + g * group_inputs, o, weights + g * group_bytes(format));
+            for (int g = 0; g < groups; ++g)
+                put_group(traits.bits, values + g * group_inputs, o, weights + g * group_bytes(format));
         }
         chunk += chunk_bytes(format, groups);
     }
@@ -111,7 +112,8 @@ void pack_f32(const float* weight, int outputs, int inputs, uint8_t* packed, Tea
         uint8_t* panel = packed + first / panel_outputs * bytes;
         std::memset(panel, 128, size_t(bytes));
         float scales[panel_outputs] = {};
-        for (int64_t o = first; o < last; ++o) scales[o - first] = pack_row(weight + o * inputs, inputs, int(o - first), panel + 64);
+        for (int64_t o = first; o < last; ++o)
+            scales[o - first] = pack_row(weight + o * inputs, inputs, int(o - first), panel + 64);
         std::memcpy(panel, scales, sizeof scales);
     });
 }

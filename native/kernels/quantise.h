@@ -1,4 +1,4 @@
-// A row of floats -> int8 with a scale per group or span, and the sums that the weights' offsets and minima are multiplied with.
+// A row of floats -> int8 with a scale per group or span, and the sums that weights' offsets and minima are multiplied with.
 #pragma once
 
 #include <limits>
@@ -148,7 +148,7 @@ inline void sum_values(const int8_t* values, ChunkSums& to) {
 #endif
 }
 
-// How a chunk's groups, or its spans, become int8: times factor, and back times scale. The bits of their largest magnitudes are given.
+// How a chunk's groups, or its spans, become int8: times factor, and back times scale.
 struct Scalings {
     alignas(32) float factor[8];
     alignas(32) float scale[8];
