@@ -57,6 +57,9 @@ class Attention:
     output: Linear
     query_norm: Norm | None
     key_norm: Norm | None
+    key_mean: Tensor | None
+    """[kv_heads, head_dim]: taken off keys that are stored in bytes; see `rope.key_mean`."""
+
     heads: int
     kv_heads: int
     head_dim: int
@@ -68,7 +71,10 @@ class Attention:
         turning = self.heads + self.kv_heads
         merged = self.qkv(x).view(-1, turning + self.kv_heads, self.head_dim)
         turned = rotate(self._normed(merged[:, :turning]), step.cos, step.sin)
-        attention.write(cache, turned[:, self.heads :], merged[:, turning:], step.batch)
+        keys = turned[:, self.heads :]
+        if self.key_mean is not None and step.batch.kv_type is not None:
+            keys = keys - self.key_mean
+        attention.write(cache, keys, merged[:, turning:], step.batch)
         attended = attention.attend(turned[:, : self.heads], cache, step.batch, scale=self.scale, soft_cap=self.soft_cap)
         return attended.flatten(1)
 

@@ -46,6 +46,7 @@ class NativeModel(Protocol):
         qkv_bias: Floats | None,
         query_norm: Floats | None,
         key_norm: Floats | None,
+        key_mean: Floats | None,
         output: list[Part],
         output_bias: Floats | None,
         attention_post_norm: Floats | None,

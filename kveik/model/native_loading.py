@@ -14,7 +14,7 @@ from kveik.kernels import native
 from kveik.kernels.native_linear import FORMATS, GROUP, PackedWeight, Part, pack, pack_float
 from kveik.model.native_decoder import NativeDecoder, NativeModel
 from kveik.model.raw import joined
-from kveik.model.rope import RopeSpec, inverse_frequencies
+from kveik.model.rope import RopeSpec, inverse_frequencies, key_mean
 from kveik.model.weights import ModelFile
 
 Floats = NDArray[np.float32]
@@ -134,6 +134,7 @@ class _Assembly:
             qkv_bias=self.bias(merged, [queries, keys, keys], spec.qkv_bias),
             query_norm=self.floats(attention + "q_norm.weight", spec.head_dim) if spec.head_norms else None,
             key_norm=self.floats(attention + "k_norm.weight", spec.head_dim) if spec.head_norms else None,
+            key_mean=self.key_mean(attention + "k_proj.bias", local) if spec.keys_lean else None,
             output=self.product([attention + "o_proj"], [spec.hidden], queries),
             output_bias=self.bias([attention + "o_proj"], [spec.hidden], spec.output_bias),
             attention_post_norm=self.post_norm(name + "post_attention_layernorm"),
@@ -160,6 +161,15 @@ class _Assembly:
         if not biased:
             return None
         return np.concatenate([self.floats(f"{name}.bias", count) for name, count in zip(names, outputs, strict=True)])
+
+    def key_mean(self, name: str, local: bool) -> Floats:
+        """float32 [kv_heads * head_dim]"""
+        spec = self.spec
+        rope = spec.rope_local if local and spec.rope_local is not None else spec.rope
+        frequencies = torch.from_numpy(self.frequencies(rope, None if local else self.file.rope_divisors()))
+        bias = torch.from_numpy(self.floats(name, spec.kv_heads * spec.head_dim)).view(spec.kv_heads, spec.head_dim)
+        floats: Floats = key_mean(bias, frequencies, rope.attention_factor).flatten().numpy()
+        return floats
 
     def floats(self, name: str, size: int) -> Floats:
         """float32 [size]"""

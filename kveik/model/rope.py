@@ -19,6 +19,9 @@ from kveik.errors import ModelBroken, Unsupported
 REAL_MOST = 1e30
 """Factors and bases beyond this are damage. JSON has infinities, and whole numbers that no float can hold."""
 
+MEAN_POSITIONS = 4096
+"""Over which keys' mean is taken: as long as conversations are. Further on it is only less of a help."""
+
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 
@@ -109,6 +112,20 @@ def turns(positions: Tensor, frequencies: Tensor, attention_factor: float, dtype
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn every head by its token's angle: [tokens, heads, head_dim] -> a new array of that shape."""
     return (heads * cos).addcmul_(heads.roll(heads.shape[-1] // 2, -1), sin)
+
+
+def key_mean(bias: Tensor, frequencies: Tensor, attention_factor: float) -> Tensor:
+    """What a layer's keys have in common: their bias, turned as it is on average over the first `MEAN_POSITIONS` positions.
+
+    Taken off every key it changes nothing, since all scores of a query become less by the same, and softmax does not see that.
+    But what is left is small: Qwen2 has biases of several hundred in pairs that hardly turn, beside which the rest of a key,
+    near 5, would be lost in the steps of one byte. (Smoothing keys by their mean: SageAttention, Zhang et al. 2024,
+    arXiv:2410.02367. Theirs is measured in each call; a cache needs one that is the same for all tokens.)
+
+    bias: [kv_heads, head_dim]; frequencies: [head_dim / 2] -> float32 [kv_heads, head_dim]
+    """
+    cos, sin = turns(torch.arange(MEAN_POSITIONS), frequencies, attention_factor, torch.float32)
+    return rotate(bias.float()[None], cos.mean(0, keepdim=True), sin.mean(0, keepdim=True))[0]
 
 
 def rope_from_config(parameters: Mapping[str, object], base: float, context: int, original: object = None) -> RopeSpec:

@@ -75,6 +75,13 @@ class ModelSpec:
     final_soft_cap: float | None = None
 
     @property
+    def keys_lean(self) -> bool:
+        """Whether keys have something in common that may be taken off all of them: their bias, which no norm changes
+        afterwards, and no soft cap for which it matters that all scores of a query are less by the same.
+        """
+        return self.qkv_bias and not self.head_norms and self.attention_soft_cap is None
+
+    @property
     def groups(self) -> tuple[LayerGroup, ...]:
         """Layers by window, in order of their first layer."""
         members: dict[int | None, list[int]] = {}

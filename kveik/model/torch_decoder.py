@@ -12,7 +12,7 @@ from torch.nn import functional
 from kveik.model.batch import StepBatch
 from kveik.model.layers import Attention, FeedForward, Layer, Norm, StepTokens
 from kveik.model.linear import Gated, GatedPair, Linear, PlainLinear, make_linear
-from kveik.model.rope import RopeSpec, inverse_frequencies, turns
+from kveik.model.rope import RopeSpec, inverse_frequencies, key_mean, turns
 from kveik.model.spec import ModelSpec
 from kveik.model.w8a8 import W8A8Gated, W8A8Linear
 from kveik.model.weights import ModelFile
@@ -141,7 +141,7 @@ class _Loading:
             group=group,
             place=place,
             attention_norm=self.bare_norm(),
-            attention=self.attention(name + "self_attn.", self.scales(name + "input_layernorm")),
+            attention=self.attention(name + "self_attn.", self.scales(name + "input_layernorm"), spec.windows[layer]),
             attention_post_norm=self.norm(name + "post_attention_layernorm", spec.hidden) if spec.post_norms else None,
             feed_forward_norm=self.bare_norm(),
             feed_forward=self.feed_forward(name + "mlp.", self.scales(name + before)),
@@ -163,7 +163,7 @@ class _Loading:
         )
         return GatedPair(gate, up, spec.activation)
 
-    def attention(self, name: str, scales: Tensor) -> Attention:
+    def attention(self, name: str, scales: Tensor, window: int | None) -> Attention:
         spec = self.spec
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         names = [name + part for part in ("q_proj", "k_proj", "v_proj")]
@@ -172,12 +172,23 @@ class _Loading:
             output=self.linear([name + "o_proj"], [spec.hidden], queries, spec.output_bias),
             query_norm=self.norm(name + "q_norm", spec.head_dim) if spec.head_norms else None,
             key_norm=self.norm(name + "k_norm", spec.head_dim) if spec.head_norms else None,
+            key_mean=self.key_mean(name + "k_proj.bias", window) if spec.keys_lean else None,
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             scale=spec.attention_scale,
             soft_cap=spec.attention_soft_cap,
         )
+
+    def key_mean(self, name: str, window: int | None) -> Tensor:
+        """[kv_heads, head_dim]"""
+        spec = self.spec
+        bias = self.tensor(name, spec.kv_heads * spec.head_dim, dtype=torch.float32).view(spec.kv_heads, spec.head_dim)
+        if window is not None and spec.rope_local is not None:
+            turning = self.turning(spec.rope_local, None)
+        else:
+            turning = self.turning(spec.rope, self.file.rope_divisors())
+        return key_mean(bias, turning.frequencies, turning.attention_factor).to(self.dtype)
 
     def linear(self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None) -> Linear:
         """Several products with the same input become one, their rows one after another.

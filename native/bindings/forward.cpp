@@ -61,7 +61,7 @@ public:
 
     void add_layer(int group, int place, int rope, const Floats& attention_norm, const std::vector<Part>& qkv,
                    const std::optional<Floats>& qkv_bias, const std::optional<Floats>& query_norm,
-                   const std::optional<Floats>& key_norm, const std::vector<Part>& output,
+                   const std::optional<Floats>& key_norm, const std::optional<Floats>& key_mean, const std::vector<Part>& output,
                    const std::optional<Floats>& output_bias, const std::optional<Floats>& attention_post_norm,
                    const Floats& feed_forward_norm, const std::vector<Part>& gate_up, const std::optional<Floats>& gate_up_bias,
                    const std::vector<Part>& down, const std::optional<Floats>& down_bias,
@@ -75,6 +75,7 @@ public:
         layer.qkv = product(qkv, qkv_bias, m.hidden, m.qkv_width());
         layer.query_norm = floats(query_norm, m.head_dim);
         layer.key_norm = floats(key_norm, m.head_dim);
+        layer.key_mean = floats(key_mean, m.kv_heads * m.head_dim);
         layer.output = product(output, output_bias, m.heads * m.head_dim, m.hidden);
         layer.attention_post_norm = floats(attention_post_norm, m.hidden);
         layer.feed_forward_norm = floats(feed_forward_norm, m.hidden);
@@ -181,7 +182,7 @@ void bind_forward(nb::module_& module) {
         .def("set_norm", &Model::set_norm, "weight"_a.noconvert())
         .def("add_rope", &Model::add_rope, "frequencies"_a.noconvert(), "factor"_a)
         .def("add_layer", &Model::add_layer, nb::kw_only(), "group"_a, "place"_a, "rope"_a, "attention_norm"_a.noconvert(),
-             "qkv"_a, "qkv_bias"_a.none(), "query_norm"_a.none(), "key_norm"_a.none(), "output"_a, "output_bias"_a.none(),
+             "qkv"_a, "qkv_bias"_a.none(), "query_norm"_a.none(), "key_norm"_a.none(), "key_mean"_a.none(), "output"_a, "output_bias"_a.none(),
              "attention_post_norm"_a.none(), "feed_forward_norm"_a.noconvert(), "gate_up"_a, "gate_up_bias"_a.none(), "down"_a,
              "down_bias"_a.none(), "feed_forward_post_norm"_a.none())
         .def("forward", &Model::forward, "token_ids"_a.noconvert(), "positions"_a.noconvert(), "wanted"_a.noconvert(),

@@ -112,7 +112,8 @@ void Forward::layer(const LayerParts& layer, const Step& step, bool last, Team& 
 void Forward::attend(const LayerParts& layer, const Step& step, Team& team) {
     const GroupStep& group = step.groups[layer.group];
     const CacheView cache{group.storage + layer.place * group.layer_stride, group.block_stride, model_.kv_heads,
-                          model_.head_dim, group.block_size, group.type};
+                          model_.head_dim, group.block_size, group.type,
+                          group.type == KvType::f32 ? nullptr : layer.key_mean};
     const int pairs = model_.head_dim / 2;
     const float* cos = turns_.floats(0) + int64_t(layer.rope) * 2 * step.tokens * pairs;
     const float* sin = cos + int64_t(step.tokens) * pairs;

@@ -27,6 +27,7 @@ struct LayerParts {
     Product qkv;                               // hidden -> (heads + 2 kv_heads) * head_dim
     const float* query_norm = nullptr;         // [head_dim] or null
     const float* key_norm = nullptr;
+    const float* key_mean = nullptr;           // [kv_heads, head_dim] or null: see CacheView; not for float32
     Product output;                            // heads * head_dim -> hidden
     const float* attention_post_norm = nullptr;     // [hidden] or null
     const float* feed_forward_norm = nullptr;       // [hidden]

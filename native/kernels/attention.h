@@ -27,6 +27,7 @@ struct CacheView {
     int64_t block_stride;  // bytes from one block of this layer to the next
     int kv_heads, head_dim, block_size;  // head_dim: a multiple of 16; block_size: a power of two from 8
     KvType type;
+    const float* key_mean = nullptr;  // [kv_heads, head_dim] or null: taken off every key before rope_write stores it
 
     int64_t scales_offset() const { return int64_t(block_size) * head_dim * value_bytes(type); }
     int64_t record_bytes() const { return scales_offset() + (has_scales(type) ? 2 * block_size : 0); }

@@ -51,6 +51,10 @@ void store_head(const float* head, const CacheView& cache, uint8_t* record, int 
     }
 }
 
+void take_off(const float* mean, int head_dim, float* head) {
+    for (int i = 0; i < head_dim; i += 16) store(head + i, load(head + i) - load(mean + i));
+}
+
 void widen(const float* from, int head_dim, float* to) { std::memcpy(to, from, sizeof(float) * head_dim); }
 void widen(const uint16_t* from, int head_dim, float* to) {
     for (int i = 0; i < head_dim; i += 16) store(to + i, widen_bf16(reinterpret_cast<const uint8_t*>(from + i)));
@@ -95,6 +99,7 @@ void rope_write(float* qkv, int64_t stride, int tokens, int heads, const float* 
         float* to = query ? qkv + token * stride + head * head_dim : turned;
         turn(from, head_dim, cos + angles, sin + angles, query ? query_norm : key_norm, eps, to);
         if (query) continue;
+        if (cache.key_mean) take_off(cache.key_mean + kv_head * head_dim, head_dim, turned);
         const Slot slot = slot_of(rows.slots[token], cache.block_size);
         store_head(turned, cache, cache.keys(slot.block, kv_head), slot.within);
     }

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from kveik.model.decoder import load_decoder
-from kveik.model.rope import RopeSpec, inverse_frequencies, rope_from_config, rotate, turns
+from kveik.model.rope import MEAN_POSITIONS, RopeSpec, inverse_frequencies, key_mean, rope_from_config, rotate, turns
 from kveik.model.weights import open_model
 from tests.model.tiny import llama3_divisors, save_folder, save_gguf, tiny_model
 
@@ -91,3 +91,15 @@ def test_yarn_with_one_dimension_between_does_not_divide_by_zero():
 
 def test_a_rope_is_a_value():
     assert len({RopeSpec(base=1e4), RopeSpec(base=1e4), RopeSpec(base=1e4, kind="linear", factor=2.0)}) == 2
+
+
+def test_the_mean_of_keys_is_their_turned_bias_s_mean_and_all_of_it_in_pairs_that_hardly_turn():
+    frequencies = inverse_frequencies(RopeSpec(base=1e6), 64)
+    bias = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    found = key_mean(bias, frequencies, 1.0)
+    cos, sin = turns(torch.arange(MEAN_POSITIONS), frequencies, 1.0, torch.float32)
+    turned = torch.stack([rotate(bias[None], cos[at : at + 1], sin[at : at + 1])[0] for at in range(MEAN_POSITIONS)])
+    torch.testing.assert_close(found, turned.mean(0), atol=1e-4, rtol=1e-4)
+    pair = torch.tensor([31, 63])
+    torch.testing.assert_close(found[:, pair], bias[:, pair], atol=0.02, rtol=0)
+    assert found[:, [0, 32]].abs().max() < 0.01

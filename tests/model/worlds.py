@@ -10,23 +10,41 @@ from torch import Tensor
 
 from kveik.cache.layout import blocks_for
 from kveik.kernels.attention import AttentionBatch
+from kveik.kernels.kv_types import KvType
 from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
+
+POISON = 0xFF
+"""In every byte: scales are NaN."""
 
 
 class PagedWorld:
     """Rows of tokens, fed chunk by chunk; block 0 belongs to nobody, blocks are scattered, windowed groups drop old ones."""
 
-    def __init__(self, decoder: Decoder, rows: int, tokens_max: int, block_size: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        rows: int,
+        tokens_max: int,
+        block_size: int,
+        seed: int = 0,
+        kv_type: KvType | None = None,
+    ) -> None:
+        """`kv_type`: None where keys and values are stored in the decoder's own type."""
         self.decoder = decoder
         self.block_size = block_size
+        self.kv_type = kv_type
         width = blocks_for(tokens_max, block_size)
         self.tables, self.storage = [], []
         for group in decoder.spec.groups:
             order = np.random.default_rng(seed).permutation(np.arange(1, rows * width + 1, dtype=np.int32))
             self.tables.append(torch.from_numpy(order.reshape(rows, width)))
-            shape = (rows * width + 1, len(group.layers), 2, group.kv_heads, block_size, group.head_dim)
-            self.storage.append(torch.full(shape, torch.nan, dtype=decoder.dtype))
+            shape = (rows * width + 1, len(group.layers), 2, group.kv_heads)
+            if kv_type is None:
+                self.storage.append(torch.full((*shape, block_size, group.head_dim), torch.nan, dtype=decoder.dtype))
+            else:
+                record = kv_type.record_bytes(block_size, group.head_dim)
+                self.storage.append(torch.full((*shape, record), POISON, dtype=torch.uint8))
         self.computed = [0] * rows
 
     def step(self, chunks: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
@@ -59,6 +77,7 @@ class PagedWorld:
             decodes=next((row for row, count in enumerate(counts) if count != 1), len(counts)),
             block_size=size,
             window=self.decoder.spec.groups[group].window,
+            kv_type=self.kv_type,
         )
 
     def _drop(self) -> None:
@@ -67,5 +86,5 @@ class PagedWorld:
             for row, computed in enumerate(self.computed):
                 gone = 0 if layers.window is None else max(0, computed - layers.window + 1) // self.block_size
                 for entry in range(gone):
-                    self.storage[group][int(self.tables[group][row, entry])] = torch.nan
+                    self.storage[group][int(self.tables[group][row, entry])] = torch.nan if self.kv_type is None else POISON
                     self.tables[group][row, entry] = 0
