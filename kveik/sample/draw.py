@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kveik.sample.nucleus import draw_wide
-from kveik.sample.passes import shares_per_tile
+from kveik.sample.passes import masses, shares_per_tile
 from kveik.sample.tiles import TILE, Floats, Ints, Ranked, TiledLogits
 
 Doubles = NDArray[np.float64]
@@ -54,12 +54,13 @@ def draw(tiles: TiledLogits, rows: Ints, filters: Filters, chances: Doubles) -> 
     if headed.any():
         at = np.flatnonzero(headed)
         tokens[at] = _draw_headed(tiles, rows[at], filters[at], chances[at])
-    at = np.flatnonzero(~headed)
+    if plain.any():
+        at = np.flatnonzero(plain)
+        shares = shares_per_tile(tiles, rows[at], np.maximum(filters.temperature[at], _COLDEST))
+        tokens[at] = _draw_plain(tiles, rows[at], filters[at], chances[at], shares)
+    at = np.flatnonzero(~headed & ~plain)
     if len(at):
-        masses = shares_per_tile(tiles, rows[at], np.maximum(filters.temperature[at], _COLDEST))
-        whole = plain[at]
-        tokens[at[whole]] = _draw_plain(tiles, rows[at[whole]], filters[at[whole]], chances[at[whole]], masses[whole])
-        at, totals = at[~whole], masses[~whole].sum(axis=1)
+        totals = masses(tiles, rows[at], np.maximum(filters.temperature[at], _COLDEST))
         tokens[at] = _draw_nucleus(tiles, rows[at], filters[at], chances[at], totals)
     return tokens
 
@@ -147,9 +148,9 @@ def _weights(values: Floats, peaks: Floats, temperature: Doubles) -> Doubles:
     return weights
 
 
-def _draw_plain(tiles: TiledLogits, rows: Ints, filters: Filters, chances: Doubles, masses: Doubles) -> Ints:
+def _draw_plain(tiles: TiledLogits, rows: Ints, filters: Filters, chances: Doubles, shares: Doubles) -> Ints:
     """Rows without filters: find the tile by its mass, then the token in it."""
-    tile, rest = _invert(masses, chances)
+    tile, rest = _invert(shares, chances)
     values = tiles.read(rows, tile, beyond=-np.inf)
     inside, _ = _invert(_weights(values, tiles.peaks[rows][:, None], filters.temperature[:, None]), rest)
     return tile * TILE + inside

@@ -25,14 +25,30 @@ def shares_per_tile(tiles: TiledLogits, rows: Ints, temperature: NDArray[np.floa
     rows [n], ascending, with finite peaks; temperature [n] > 0. Good to about 6e-6: torch's softmax trades digits for speed.
     """
     shares = np.empty((len(rows), tiles.maxima.shape[1]), dtype=np.float64)
-    best = torch.from_numpy(tiles.best(rows))[:, None]
+    for part, share, best in _softmax(tiles, rows, temperature):
+        shares[part] = (per_tile(share, torch.sum) / best).numpy()
+    return shares
+
+
+def masses(tiles: TiledLogits, rows: Ints, temperature: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[n]: the same for whole rows: 1 over the likeliest token's probability. Half as much to read as tile by tile."""
+    found = np.empty(len(rows), dtype=np.float64)
+    for part, _, best in _softmax(tiles, rows, temperature):
+        found[part] = 1.0 / best[:, 0].numpy().astype(np.float64)
+    return found
+
+
+def _softmax(tiles: TiledLogits, rows: Ints, temperature: NDArray[np.float64]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """A few rows at a time: which ones, their probabilities [few, real], and those of the likeliest tokens [few, 1]."""
+    likeliest = torch.from_numpy(tiles.best(rows))[:, None]
     heat = torch.from_numpy(temperature.astype(np.float32))[:, None]
     out = torch.empty(min(_step(tiles), len(rows)), tiles.real)
     for part, shifted in _shifted(tiles, rows):
+        if not bool((heat[part] == 1).all()):
+            shifted.div_(heat[part])
         # softmax reads each row on one thread in one order; its own pass for the maximum finds zero.
-        share = torch.softmax(shifted.div_(heat[part]), dim=-1, out=out[: len(shifted)])
-        shares[part] = (per_tile(share, torch.sum) / share.gather(1, best[part])).numpy()
-    return shares
+        share = torch.softmax(shifted, dim=-1, out=out[: len(shifted)])
+        yield part, share, share.gather(1, likeliest[part])
 
 
 def log_norms(tiles: TiledLogits, rows: Ints) -> NDArray[np.float64]:
