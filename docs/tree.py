@@ -51,11 +51,12 @@ def native_row(path: Path) -> str:
 
 
 def folder(path: Path) -> str:
-    """One folder: its sentence, its files, and what it ships beside Python."""
+    """One folder: its sentence, its files, what it ships beside Python, and the folders in it."""
     rows = "".join(row(file) for file in sorted(path.glob("*.py")) if file.name != "__init__.py")
     others = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc", ".so"))
     rows += "".join(f"- `{file.relative_to(path)}`\n" for file in others)
-    return f"\n**kveik/{path.name}/**: {sentence(path / '__init__.py')}\n\n{rows}"
+    inside = "".join(folder(inner.parent) for inner in sorted(path.glob("*/__init__.py")))
+    return f"\n**{path.relative_to(ROOT)}/**: {sentence(path / '__init__.py')}\n\n{rows}{inside}"
 
 
 def row(path: Path) -> str:

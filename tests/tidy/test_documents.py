@@ -22,7 +22,7 @@ def test_the_configuration_page_is_what_the_settings_say() -> None:
 def test_the_architecture_page_names_every_folder_and_file() -> None:
     page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     for path in sorted((ROOT / "kveik").rglob("*.py")):
-        name = f"**kveik/{path.parent.name}/**" if path.name == "__init__.py" else f"- `{path.name}`: "
+        name = f"**{path.parent.relative_to(ROOT)}/**" if path.name == "__init__.py" else f"- `{path.name}`: "
         assert path.parent == ROOT / "kveik" or name in page, name_of(path)
 
 

@@ -1,0 +1,80 @@
+"""Least recently used first, a chain's end before its beginning. Full blocks only: partial ones go before all of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from kveik.cache.eviction.policy import Key, Learnt, MayGo, Visit
+
+
+class LruPolicy:
+    """Every operation is O(1) per key. A pool with this order needs no policy object: its own list has it (`pool.LruOrder`)."""
+
+    def __init__(self) -> None:
+        self._touched: OrderedDict[Key, float] = OrderedDict()
+        """Keys that may go, the next one first -> the time of their latest use."""
+
+        self._aside: dict[Key, float] = {}
+        """Stored too, but held when they were asked for."""
+
+    @property
+    def stored_count(self) -> int:
+        return len(self._touched) + len(self._aside)
+
+    def used(self, visit: Visit) -> None:
+        self._touch(visit.keys, visit.stored, visit.went)
+
+    def returned(self, keys: Sequence[Key], now: float) -> None:
+        self._touch(keys, len(keys), now)
+
+    def _touch(self, keys: Sequence[Key], stored: int, now: float) -> None:
+        touched, aside = self._touched, self._aside
+        if aside:
+            for key in keys:
+                if aside.pop(key, None) is not None:
+                    touched[key] = now
+        # The end is touched first, so that it goes first.
+        for place in range(len(keys) - 1, -1, -1):
+            key = keys[place]
+            if place < stored or key in touched:
+                touched[key] = now
+                touched.move_to_end(key)
+
+    def stored(self, key: Key, now: float) -> None:
+        self._touched.setdefault(key, now)
+
+    def discarded(self, key: Key) -> None:
+        self._touched.pop(key, None)
+        self._aside.pop(key, None)
+
+    def victim(self, may_go: MayGo, now: float) -> Key | None:
+        while self._touched:
+            key, touched = self._touched.popitem(last=False)
+            if may_go(key):
+                return key
+            self._aside[key] = touched
+        return None
+
+    def worth(self, key: Key, now: float) -> float:
+        """Minus its age in seconds."""
+        touched = self._touched.get(key, self._aside.get(key))
+        return float("-inf") if touched is None else touched - now
+
+    @property
+    def wants_lesson(self) -> bool:
+        return False
+
+    def learn(self, now: float) -> None:
+        pass
+
+    def learnt(self) -> Learnt:
+        return {}
+
+    def restore(self, learnt: Learnt) -> None:
+        if learnt:
+            raise ValueError("Least recently used first learns nothing; these are tables of another policy.")
+
+    def check(self, keys: Iterable[Key]) -> None:
+        assert self._touched.keys().isdisjoint(self._aside), "a key may go and is set aside"
+        assert self._touched.keys() | self._aside.keys() == set(keys), "the policy's keys are not the store's"

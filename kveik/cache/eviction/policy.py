@@ -1,0 +1,106 @@
+"""What an eviction policy is told, and what it answers. It knows keys and times; no memory, holders, tensors or tokens.
+
+A *store* (the pool, or a tier below it) has one policy object. It tells the policy what happens to its records, and asks which
+one to give up. Keys come in chains: a request's blocks from the first on, each key standing for everything before it too
+(`keys.py`). So the key at place i is of use only to those who also find the keys before it, and a chain's end goes before its
+beginning: leaves before parents.
+
+    used        a request is done with a chain: what it was like is noted, and its records may go from now on
+    returned    records may go, and nothing is noted: their holder was preempted
+    stored      one more record is in this store (a tier: written when the store above gave it up)
+    discarded   a record is gone without having been asked for: it was found damaged, or everything was forgotten
+    victim      the record to give up next; it is gone from then on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Key = bytes
+MayGo = Callable[[Key], bool]
+Learnt = Mapping[str, NDArray[np.float64]]
+"""What a policy has learnt, as arrays by name: saved by whoever has files, and given back after a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request, when it is done."""
+
+    keys: Sequence[Key]
+    """Of its full blocks, prompt and answer."""
+
+    stored: int
+    """How many of them, from the first on, are surely in this store now. The pool knows; a tier says 0 and uses `stored`."""
+
+    tokens_out: int
+    """Length of the answer."""
+
+    came: float
+    """When it began, in seconds on any clock."""
+
+    went: float
+    """When it was done, on the same clock: from here on the age of its records counts."""
+
+
+class Chance(Protocol):
+    """A seeded generator, such as `random.Random(seed)`."""
+
+    def random(self) -> float:
+        """The next number in [0, 1)."""
+        ...
+
+
+class EvictionPolicy(Protocol):
+    """Which record goes first. One object per store; time and chance are given to it."""
+
+    @property
+    def stored_count(self) -> int:
+        """Records that it knows to be in the store."""
+        ...
+
+    def used(self, visit: Visit) -> None: ...
+
+    def returned(self, keys: Sequence[Key], now: float) -> None:
+        """`keys`: a chain from its first block on, all of them in the store; some may be new to the policy."""
+        ...
+
+    def stored(self, key: Key, now: float) -> None: ...
+
+    def discarded(self, key: Key) -> None: ...
+
+    def victim(self, may_go: MayGo, now: float) -> Key | None:
+        """The record that the store gives up; None where none may go.
+
+        One that may not go is set aside, and not asked about again before a chain with it is `used` or `returned`.
+        """
+        ...
+
+    def worth(self, key: Key, now: float) -> float:
+        """How much it is worth to keep the record, by the policy's own measure; minus infinity where it knows nothing of it."""
+        ...
+
+    @property
+    def wants_lesson(self) -> bool:
+        """Whether enough has happened since it last learnt."""
+        ...
+
+    def learn(self, now: float) -> None:
+        """Draw conclusions from what was noted. Takes milliseconds, so the caller chooses when."""
+        ...
+
+    def learnt(self) -> Learnt:
+        """What it has learnt; empty where it learns nothing."""
+        ...
+
+    def restore(self, learnt: Learnt) -> None:
+        """Take over what an earlier policy has learnt. Raises ValueError, and changes nothing, where it has another shape."""
+        ...
+
+    def check(self, keys: Iterable[Key]) -> None:
+        """Its laws, given every record in the store that it was told of: O(records). Raises AssertionError."""
+        ...

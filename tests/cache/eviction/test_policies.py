@@ -1,0 +1,149 @@
+"""What every policy promises: it knows what is stored, gives up ends before beginnings, and never what is held."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.lru import LruPolicy
+from kveik.cache.eviction.policy import EvictionPolicy, Key
+from tests.cache.eviction.making import always, chain, drawn_chain, visit
+
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
+    "lru": LruPolicy,
+    "hazard": lambda: HazardPolicy(512, random.Random(0)),
+    "hazard of few samples": lambda: HazardPolicy(512, random.Random(0), samples=2),
+}
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request: pytest.FixtureRequest) -> EvictionPolicy:
+    return POLICIES[request.param]()
+
+
+class Store:
+    """A pool as the policy sees it: keys in it, and who holds them. Prefixes of what is stored are stored."""
+
+    def __init__(self, policy: EvictionPolicy, chance: random.Random) -> None:
+        self.policy, self.chance = policy, chance
+        self.keys: set[Key] = set()
+        self.running: list[list[Key]] = []
+        self.now = 0.0
+
+    def held(self) -> set[Key]:
+        return {key for keys in self.running for key in keys}
+
+    def may_go(self, key: Key) -> bool:
+        return key not in self.held()
+
+    def begin(self) -> None:
+        """A request finds the beginning of its chain, and holds it."""
+        keys = drawn_chain(self.chance)
+        self.running.append([key for key in keys if key in self.keys])
+
+    def end(self) -> None:
+        """It computed the rest, and is done, or preempted."""
+        found = self.running.pop(self.chance.randrange(len(self.running)))
+        start = found[-1] if found else b""
+        keys = chain(*start, *(self.chance.randrange(3) for _ in range(self.chance.randrange(1, 5))))
+        self.keys.update(keys)
+        if self.chance.random() < 0.8:
+            self.policy.used(visit(keys, self.now, out=self.chance.randrange(400)))
+        else:
+            self.policy.returned(keys, self.now)
+
+    def give_up(self) -> None:
+        key = self.policy.victim(self.may_go, self.now)
+        movable = self.keys - self.held()
+        if key is None:
+            assert not movable, "something could go, and nothing was offered"
+            return
+        assert key in movable
+        assert not any(other != key and other[: len(key)] == key for other in self.keys), "a parent went before its child"
+        self.keys.remove(key)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ends_go_first_and_what_is_held_never_goes(policy: EvictionPolicy, seed: int) -> None:
+    chance = random.Random(seed)
+    store = Store(policy, chance)
+    for _ in range(300):
+        store.now += chance.expovariate(0.1)
+        if store.running and chance.random() < 0.5:
+            store.end()
+        elif chance.random() < 0.4:
+            store.begin()
+        else:
+            for _ in range(chance.randrange(4)):
+                store.give_up()
+        if policy.wants_lesson or chance.random() < 0.05:
+            policy.learn(store.now)
+        policy.check(store.keys)
+        assert policy.stored_count == len(store.keys)
+    while store.running:
+        store.end()
+    for _ in range(len(store.keys)):
+        store.give_up()
+    assert not store.keys
+    policy.check(())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_tier_that_stores_and_loses_any_records_is_followed(policy: EvictionPolicy, seed: int) -> None:
+    chance, keys, now = random.Random(seed), set[Key](), 0.0
+    for _ in range(300):
+        now += chance.expovariate(0.1)
+        match chance.randrange(4):
+            case 0:
+                policy.used(visit(drawn_chain(chance), now, stored=0))
+            case 1:
+                one = chance.choice(drawn_chain(chance))
+                policy.stored(one, now)
+                keys.add(one)
+            case 2 if keys:
+                one = chance.choice(sorted(keys))
+                policy.discarded(one)
+                keys.discard(one)
+            case 3:
+                gone = policy.victim(always, now)
+                assert (gone is None) == (not keys)
+                keys.discard(gone or b"")
+        policy.check(keys)
+
+
+def test_a_record_that_was_held_when_asked_for_is_offered_after_it_was_returned(policy: EvictionPolicy) -> None:
+    policy.used(visit(chain(1, 2), 0.0))
+    assert policy.victim(lambda _: False, 1.0) is None
+    assert policy.victim(always, 1.0) is None
+    policy.returned(chain(1, 2), 2.0)
+    assert [policy.victim(always, 3.0) for _ in range(3)] == [*reversed(chain(1, 2)), None]
+
+
+def test_what_nobody_knows_is_worth_least(policy: EvictionPolicy) -> None:
+    policy.used(visit(chain(1), 0.0))
+    assert policy.worth(b"\x09", 1.0) < policy.worth(b"\x01", 1.0)
+
+
+def test_what_was_learnt_is_kept_over_a_restart(policy: EvictionPolicy) -> None:
+    chance, now = random.Random(3), 0.0
+    for _ in range(200):
+        now += 1.0
+        policy.used(visit(drawn_chain(chance), now))
+    policy.learn(now)
+    tables = policy.learnt()
+    again = type(policy)(*((512, random.Random(0)) if isinstance(policy, HazardPolicy) else ()))
+    again.restore(tables)
+    assert {name: table.tolist() for name, table in again.learnt().items()} == {
+        name: table.tolist() for name, table in tables.items()
+    }
+
+
+def test_tables_of_another_shape_are_refused(policy: EvictionPolicy) -> None:
+    before = policy.learnt()
+    with pytest.raises(ValueError, match="table"):
+        policy.restore({"used": np.ones((2, 2))})
+    assert policy.learnt().keys() == before.keys()
