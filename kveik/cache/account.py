@@ -36,6 +36,15 @@ class Account:
     registered: int = 0
     """Whole blocks that have been registered or were found."""
 
+    prompt: int = 0
+    """Tokens that it was opened with."""
+
+    came: float = 0.0
+    """When it was first admitted, in seconds."""
+
+    kept: int = 0
+    """Whole blocks that it left findable when it gave its blocks back."""
+
     target: int = 0
     """Tokens that it computes before it goes on one by one; given at admission."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kveik.cache.layout import LayerGroup
-from kveik.cache.pool import BlockPool, EvictionOrder
+from kveik.cache.pool import FULL, PARTIAL, BlockPool
 from kveik.cache.prefix import PrefixIndex, Tokens
 
 
@@ -21,13 +21,19 @@ class GroupUsage:
 
 
 class GroupBlocks:
-    """Blocks of one group, found by content and taken in eviction order."""
+    """Blocks of one group, found by content and taken in eviction order: the pool's own, least recently used first, unless
+    whoever decides on evictions (`evictor.py`) makes another block free in time."""
 
-    def __init__(self, group: LayerGroup, blocks: int, order: EvictionOrder | None = None) -> None:
+    def __init__(self, group: LayerGroup, blocks: int) -> None:
         self.group = group
         self.window = group.window
-        self.pool = BlockPool(blocks, order)
+        self.pool = BlockPool(blocks)
         self.index = PrefixIndex()
+        self.give_up: Callable[[], None] | None = None
+        """Called when the next block to take is a full one: makes the content unfindable that should go before it."""
+
+        self.forgotten: Callable[[bytes], None] | None = None
+        """Called with the key of a full block that cannot be found any more."""
 
     @property
     def usage(self) -> GroupUsage:
@@ -42,34 +48,51 @@ class GroupBlocks:
 
     def take(self) -> int:
         """Hold a block for new content; what it held before is forgotten."""
-        block = self.pool.take()
-        if block in self.index:
-            self.index.drop(block)
+        pool = self.pool
+        if self.give_up is not None and pool.full == pool.available:
+            self.give_up()
+        block = pool.take()
+        self._drop(block)
         return block
 
     def register_full(self, block: int, parent: bytes, tokens: Tokens, key: bytes) -> None:
         """The held block's slots are all written. Where that content has a block already, the first one stays."""
         if self.index.add_full(block, parent, tokens, key):
-            self.pool.mark(block)
+            self.pool.mark(block, FULL)
         else:
             self.pool.unmark(block)
 
     def register_partial(self, block: int, parent: bytes, tokens: Tokens) -> None:
         """The held block's first len(tokens) slots are written; later slots belong to nobody."""
         if self.index.add_partial(block, parent, tokens):
-            self.pool.mark(block)
+            self.pool.mark(block, PARTIAL)
         else:
             self.pool.unmark(block)
 
     def forget(self, blocks: Sequence[int]) -> None:
         """These blocks cannot be found any more; those held stay held."""
         for block in blocks:
-            self.index.drop(block)
+            self._drop(block)
             self.pool.unmark(block)
+
+    def lose(self, key: bytes) -> None:
+        """The block with this content, if there is one and nobody holds it, is the next to be taken."""
+        block = self.index.by_key.get(key)
+        if block is not None and self.pool.references[block] == 0:
+            self._drop(block)
+            self.pool.unmark(block)
+
+    def _drop(self, block: int) -> None:
+        if block in self.index:
+            key = self.index.drop(block)
+            if key is not None and self.forgotten is not None:
+                self.forgotten(key)
 
     def check(self, holders: dict[int, int]) -> None:
         """Laws of the pool and the index, and that both agree on what can be found."""
         self.pool.check(holders)
         self.index.check()
-        findable = {block for block in range(self.pool.total) if self.pool.findable[block]}
-        assert findable == set(self.index.blocks()), "pool and index disagree on what can be found"
+        full = {block for block in range(self.pool.total) if self.pool.findable[block] == FULL}
+        partial = {block for block in range(self.pool.total) if self.pool.findable[block] == PARTIAL}
+        assert full == set(self.index.by_key.values()), "pool and index disagree on which blocks can be found"
+        assert full | partial == set(self.index.blocks()), "pool and index disagree on what can be found"

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from kveik.cache.account import Account, PrivateSpace
 from kveik.cache.block_table import BlockTables
 from kveik.cache.claims import Claims
+from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks, GroupUsage
+from kveik.cache.held import check_account
 from kveik.cache.keys import KeyChain, KeySpace, block_key
 from kveik.cache.layout import BlockCopy, LayerGroup, blocks_for
 from kveik.cache.match import PrefixMatch, longest_match
@@ -52,8 +55,10 @@ class CacheLedger:
         enable_prefix_caching: bool = True,
         fingerprint: bytes = b"",
         kv_dtype: str = "float32",
+        eviction: EvictionPolicy | None = None,
     ) -> None:
         """`blocks`: per group. `rows`: sequences running at once. `max_chunk`: tokens of one sequence in one step at most.
+        `eviction`: which cached block goes first; None: the one that was not used for longest.
 
         Raises DoesNotFit where a group cannot hold one sequence of `max_model_len` tokens: so whatever is admitted can run.
         """
@@ -64,6 +69,7 @@ class CacheLedger:
         self._caching = enable_prefix_caching
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
         self._windowed = [(number, group) for number, group in enumerate(self._groups) if group.window is not None]
+        self.evictor = Evictor(self._groups, eviction if enable_prefix_caching else None)
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
         self._space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
         self._accounts: dict[int, Account] = {}
@@ -178,7 +184,9 @@ class CacheLedger:
             self._private.setdefault(namespace, PrivateSpace()).open += 1
         chain = KeyChain(namespace, self.block_size)
         groups = len(self._groups)
-        self._accounts[sequence_id] = Account(sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups)
+        self._accounts[sequence_id] = Account(
+            sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups, prompt=len(tokens)
+        )
 
     def admit(self, sequence_id: int, match: PrefixMatch | None, target: int) -> Admission:
         """Give the sequence a row and the blocks that were matched, and claim what it is about to compute.
@@ -190,6 +198,7 @@ class CacheLedger:
         account.row = self._tables.take_row()
         self._by_row[account.row] = account
         account.target = target
+        account.came = account.came or self.evictor.now
         self._holders += 1
         copies: tuple[BlockCopy, ...] = ()
         if match is not None:
@@ -263,6 +272,7 @@ class CacheLedger:
         self._tables.give_back_row(account.row, len(account.blocks[0]))
         self._by_row[account.row] = None
         self._holders -= 1
+        account.kept = account.registered
         account.row, account.matched, account.computed, account.registered = None, 0, 0, 0
         account.blocks = [[] for _ in self._groups]
         account.firsts = [0] * len(self._groups)
@@ -280,6 +290,8 @@ class CacheLedger:
         """Forget the sequence, which holds nothing. Without caching, its request's blocks go with the last choice."""
         account = self._accounts.pop(sequence_id)
         assert account.row is None, f"sequence {sequence_id} still holds blocks"
+        keys, answer = account.chain.keys[: account.kept], len(account.tokens) - account.prompt
+        self.evictor.finished(keys, tokens_out=answer, came=account.came)
         space = self._private.get(account.chain.namespace)
         if space is None:
             return
@@ -308,28 +320,11 @@ class CacheLedger:
         for number, group in enumerate(self._groups):
             holders: dict[int, int] = {}
             for account in running:
-                self._check_account(account, number)
+                check_account(account, number, group, self._tables.arrays[number], self.block_size)
                 for block in account.blocks[number][account.firsts[number] :]:
                     holders[block] = holders.get(block, 0) + 1
             group.check(holders)
-
-    def _check_account(self, account: Account, number: int) -> None:
-        """The table shows what the account holds; what can be found of it holds these tokens; the rest is its alone."""
-        group, blocks, first = self._groups[number], account.blocks[number], account.firsts[number]
-        row = self._tables.arrays[number][account.row]
-        assert row[: len(blocks)].tolist() == blocks, "the table differs from the account"
-        assert not any(blocks[:first]), "a block outside the window is still listed"
-        assert not row[len(blocks) :].any(), "the table goes on behind the sequence's last block"
-        size = self.block_size
-        assert account.computed <= len(blocks) * size <= self.max_model_len + size - 1
-        for place in range(first, len(blocks)):
-            entry = group.index.entry(blocks[place])
-            if entry is not None:
-                assert entry.parent == account.chain.parent(place), "a block is found under another prefix"
-                assert entry.tokens == tuple(account.tokens[place * size : place * size + len(entry.tokens)])
-                assert place * size + len(entry.tokens) <= account.computed, "a block was registered before it was written"
-            if place >= account.registered:
-                assert group.pool.references[blocks[place]] == 1, "a block that is being written is shared"
+        self.evictor.check({key for account in self._accounts.values() for key in account.chain.keys})
 
     # Parts of the actions.
 

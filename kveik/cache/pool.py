@@ -17,119 +17,122 @@ States of a block:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
-
-class EvictionOrder(Protocol):
-    """The order in which unheld blocks are taken. Every unheld block is in it exactly once."""
-
-    def add(self, block: int, *, findable: bool) -> None:
-        """The block is not held any more."""
-        ...
-
-    def remove(self, block: int) -> None:
-        """The block is held again, because its content was found."""
-        ...
-
-    def pop(self) -> int:
-        """Remove and return the block to take next. There is one."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[int]:
-        """Blocks, the next one to take first."""
-        ...
+UNFINDABLE, PARTIAL, FULL = 0, 1, 2
+"""What can be found in a block: nothing; its first few slots; all of it."""
 
 
 class LruOrder:
-    """Blocks that nobody can find first; then those that have been unheld for longest.
+    """Unheld blocks in the order in which they are taken: first those that nobody can find, then partial ones, then full ones.
 
-    A sequence gives its blocks back from the tail to the head, so its tail goes before its head: what is left of a prefix
-    is always a beginning of it, which can still be found.
+    A partial block saves less than a block of tokens, and nothing follows it. Among equals, those unheld for longest go first.
+    A sequence gives its blocks back from the tail to the head, so its tail goes before its head: what is left
+    of a prefix is always a beginning of it, which can still be found.
 
-    An intrusive doubly linked list in two arrays, with a sentinel behind the last block; every operation is O(1).
+    Two intrusive doubly linked lists in two arrays, with a sentinel behind the last block of each; every operation is O(1).
 
-        sentinel ⇄ taken next ⇄ … ⇄ freed last ⇄ sentinel
+        spare ⇄ unfindable … ⇄ partial, freed last ⇄ spare          full ⇄ taken next ⇄ … ⇄ freed last ⇄ full
     """
 
     def __init__(self, blocks: int) -> None:
-        self._after = [blocks] * (blocks + 1)
-        self._before = [blocks] * (blocks + 1)
-        self._sentinel = blocks
-        self._count = 0
+        self._spare, self._full = blocks, blocks + 1
+        self._after = list(range(blocks + 2))
+        self._before = list(range(blocks + 2))
 
-    def add(self, block: int, *, findable: bool) -> None:
-        after, before, sentinel = self._after, self._before, self._sentinel
-        left = before[sentinel] if findable else sentinel
+    def add(self, block: int, found: int) -> None:
+        """The block is not held any more; `found`: what can be found in it."""
+        after, before = self._after, self._before
+        sentinel = self._full if found == FULL else self._spare
+        left = before[sentinel] if found else sentinel
         right = after[left]
         after[left] = before[right] = block
         before[block], after[block] = left, right
-        self._count += 1
 
     def remove(self, block: int) -> None:
+        """The block is held again, because its content was found."""
         left, right = self._before[block], self._after[block]
         self._after[left], self._before[right] = right, left
-        self._count -= 1
 
-    def pop(self) -> int:
-        block = self._after[self._sentinel]
-        assert block != self._sentinel, "no block is left"
-        self.remove(block)
+    def next(self) -> int:
+        """The block to take next. There is one."""
+        block = self._after[self._spare]
+        if block == self._spare:
+            block = self._after[self._full]
+            assert block != self._full, "no block is left"
         return block
 
-    def __len__(self) -> int:
-        return self._count
+    def full(self) -> Iterator[int]:
+        """Full blocks, the next one to take first."""
+        return self._list(self._full)
 
     def __iter__(self) -> Iterator[int]:
-        block = self._after[self._sentinel]
-        while block != self._sentinel:
+        yield from self._list(self._spare)
+        yield from self._list(self._full)
+
+    def _list(self, sentinel: int) -> Iterator[int]:
+        block = self._after[sentinel]
+        while block != sentinel:
+            following = self._after[block]
             yield block
-            block = self._after[block]
+            block = following
 
 
 class BlockPool:
-    """Reference counts over blocks 0 … total - 1, and the order in which unheld ones are taken."""
+    """Reference counts over blocks 0 … total - 1, and the order in which unheld ones are taken.
 
-    def __init__(self, blocks: int, order: EvictionOrder | None = None) -> None:
+    Whoever knows better than that order which full block should go makes it unfindable first.
+    """
+
+    def __init__(self, blocks: int) -> None:
         self.total = blocks
         self.references = [0] * blocks
         self.findable = bytearray(blocks)
-        self.cached = 0
-        """Unheld blocks that can be found by content."""
+        """UNFINDABLE, PARTIAL or FULL."""
 
-        self._order: EvictionOrder = LruOrder(blocks) if order is None else order
+        self.available = blocks
+        """Blocks that can be taken now: free and cached."""
+
+        self.full = 0
+        """Unheld blocks of which all can be found."""
+
+        self.partial = 0
+        """Unheld blocks of which a part can be found."""
+
+        self._order = LruOrder(blocks)
         # Added in reverse because what cannot be found goes to the front: block 0 is taken first.
         for block in reversed(range(blocks)):
-            self._order.add(block, findable=False)
+            self._order.add(block, UNFINDABLE)
 
     @property
-    def available(self) -> int:
-        """Blocks that can be taken now: free and cached."""
-        return len(self._order)
+    def cached(self) -> int:
+        """Unheld blocks that can be found by content."""
+        return self.full + self.partial
 
     @property
     def free(self) -> int:
         """Unheld blocks that cannot be found."""
-        return len(self._order) - self.cached
+        return self.available - self.cached
 
     @property
     def held(self) -> int:
-        return self.total - len(self._order)
+        return self.total - self.available
+
+    def oldest(self) -> Iterator[int]:
+        """Full unheld blocks, those unheld for longest first. It may be stopped at any time, and what it gave be changed."""
+        return self._order.full()
 
     def take(self) -> int:
         """Hold the next block in order, for new content. It is not findable any more: its index entry must go too."""
-        block = self._order.pop()
+        block = self._order.next()
+        self._leave(block)
         self.references[block] = 1
-        self.cached -= self.findable[block]
-        self.findable[block] = 0
+        self.findable[block] = UNFINDABLE
         return block
 
     def hold(self, block: int) -> None:
         """One more holder for a block that was found by content."""
         if self.references[block] == 0:
-            self._order.remove(block)
-            self.cached -= self.findable[block]
+            self._leave(block)
         self.references[block] += 1
 
     def give_back(self, block: int) -> None:
@@ -137,31 +140,52 @@ class BlockPool:
         assert self.references[block] > 0, f"block {block} is given back but not held"
         self.references[block] -= 1
         if self.references[block] == 0:
-            self.cached += self.findable[block]
-            self._order.add(block, findable=bool(self.findable[block]))
+            self._join(block)
 
-    def mark(self, block: int) -> None:
-        """A held block's content can be found from now on."""
+    def mark(self, block: int, found: int) -> None:
+        """A held block's content can be found from now on: FULL or PARTIAL."""
         assert self.references[block] > 0, f"block {block} is registered but not held"
-        self.findable[block] = 1
+        self.findable[block] = found
 
     def unmark(self, block: int) -> None:
         """The block's content cannot be found any more; unheld, it is the next to be taken."""
         if not self.findable[block]:
             return
-        self.findable[block] = 0
-        if self.references[block] == 0:
-            self.cached -= 1
-            self._order.remove(block)
-            self._order.add(block, findable=False)
+        if self.references[block]:
+            self.findable[block] = UNFINDABLE
+            return
+        self._leave(block)
+        self.findable[block] = UNFINDABLE
+        self._join(block)
+
+    def renew(self, block: int) -> None:
+        """An unheld block goes to the end of its order, as if it had been given back now."""
+        self._leave(block)
+        self._join(block)
+
+    def _join(self, block: int) -> None:
+        found = self.findable[block]
+        self._order.add(block, found)
+        self.available += 1
+        self.full += found == FULL
+        self.partial += found == PARTIAL
+
+    def _leave(self, block: int) -> None:
+        found = self.findable[block]
+        self._order.remove(block)
+        self.available -= 1
+        self.full -= found == FULL
+        self.partial -= found == PARTIAL
 
     def check(self, holders: dict[int, int]) -> None:
         """Law 1, given how many holders each held block really has: O(blocks)."""
         unheld = list(self._order)
         assert len(unheld) == len(set(unheld)), "a block is free twice"
-        assert len(unheld) == len(self._order), "the free count is wrong"
+        assert len(unheld) == self.available, "the free count is wrong"
         assert set(unheld).isdisjoint(holders), "a block is free and held"
         assert len(unheld) + len(holders) == self.total, "a block is lost"
         assert all(count == holders.get(block, 0) for block, count in enumerate(self.references)), "a count is wrong"
-        assert self.cached == sum(self.findable[block] for block in unheld), "the cached count is wrong"
+        found = [self.findable[block] for block in unheld]
+        assert found == sorted(found), "blocks of which less can be found are not taken first"
+        assert (self.partial, self.full) == (found.count(PARTIAL), found.count(FULL)), "a count of cached blocks is wrong"
         assert self.free + self.cached + self.held == self.total

@@ -102,8 +102,8 @@ class PrefixIndex:
         self._insert(block, parent, tokens, None)
         return True
 
-    def drop(self, block: int) -> None:
-        """Forget what the block holds."""
+    def drop(self, block: int) -> bytes | None:
+        """Forget what the block holds. Its key, where it was full."""
         parent, tokens, key = self._entries.pop(block)
         if key is not None:
             del self.by_key[key]
@@ -115,6 +115,7 @@ class PrefixIndex:
             del children[place]
         else:
             self._children[parent] = children[:place] + children[place + 1 :]
+        return key
 
     def children(self, parent: bytes) -> list[int]:
         """Blocks that follow `parent`."""

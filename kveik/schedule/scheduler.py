@@ -141,6 +141,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """Decide the next step, and take and give the blocks for it. `now`: seconds on the engine's clock."""
         self._ended.clear()
+        self.ledger.evictor.now = now
         if self._line.parked and self._line.wake(self.ledger.claimed):
             self._hopeless = False
         draft = Draft(budget=0)
@@ -158,6 +159,7 @@ class Scheduler:
         """Take over what the step brought; the outcome has one token per chunk that samples, in the plan's order."""
         assert len(outcome.tokens) == len(plan.sampling_ids), "the outcome is not this plan's"
         tally = Tally(now)
+        self.ledger.evictor.now = now
         self._settle_decodes(plan.decodes, outcome, tally)
         self._settle_prefills(plan, outcome, tally)
         return tally.settled()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from kveik.cache.pool import BlockPool, LruOrder
+from kveik.cache.pool import FULL, PARTIAL, UNFINDABLE, BlockPool, LruOrder
 
 
 class SlowPool:
@@ -16,13 +15,19 @@ class SlowPool:
     def __init__(self, blocks: int) -> None:
         self.unheld = list(range(blocks))
         self.references = [0] * blocks
-        self.findable: set[int] = set()
+        self.findable: dict[int, int] = {}
 
     def take(self) -> int:
         block = self.unheld.pop(0)
         self.references[block] = 1
-        self.findable.discard(block)
+        self.findable.pop(block, None)
         return block
+
+    def join(self, block: int) -> None:
+        """Behind all that are found as little, or as much and were there before; what is not found goes to the front."""
+        found = self.findable.get(block, UNFINDABLE)
+        before = [other for other in self.unheld if self.findable.get(other, UNFINDABLE) <= found]
+        self.unheld.insert(len(before) if found else 0, block)
 
     def hold(self, block: int) -> None:
         if block in self.unheld:
@@ -32,14 +37,15 @@ class SlowPool:
     def give_back(self, block: int) -> None:
         self.references[block] -= 1
         if self.references[block] == 0:
-            self.unheld.insert(len(self.unheld) if block in self.findable else 0, block)
+            self.join(block)
 
     def unmark(self, block: int) -> None:
-        if block in self.findable:
-            self.findable.discard(block)
-            if block in self.unheld:
-                self.unheld.remove(block)
-                self.unheld.insert(0, block)
+        if self.findable.pop(block, None) and block in self.unheld:
+            self.renew(block)
+
+    def renew(self, block: int) -> None:
+        self.unheld.remove(block)
+        self.join(block)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -52,14 +58,15 @@ def test_the_pool_does_what_the_slow_pool_does_and_no_block_is_lost_or_held_twic
         holders = {block: count for block, count in enumerate(slow.references) if count}
         pool.check(holders)
         assert pool.available == len(slow.unheld)
-        assert pool.cached == len(slow.findable & set(slow.unheld))
+        assert pool.cached == len(slow.findable.keys() & set(slow.unheld))
+        assert list(pool.oldest()) == [block for block in slow.unheld if slow.findable.get(block) == FULL]
         assert pool.held == len(holders)
         assert pool.free == pool.total - pool.held - pool.cached
 
 
 def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
     held = [block for block, count in enumerate(slow.references) if count]
-    match chance.randrange(5):
+    match chance.randrange(6):
         case 0 if slow.unheld:
             assert pool.take() == slow.take()
         case 1:
@@ -73,20 +80,24 @@ def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
             pool.give_back(block)
             slow.give_back(block)
         case 3 if held:
-            block = chance.choice(held)
-            pool.mark(block)
-            slow.findable.add(block)
+            block, found = chance.choice(held), chance.choice((PARTIAL, FULL))
+            pool.mark(block, found)
+            slow.findable[block] = found
         case 4:
             block = chance.randrange(pool.total)
             pool.unmark(block)
             slow.unmark(block)
+        case 5 if slow.unheld:
+            block = chance.choice(slow.unheld)
+            pool.renew(block)
+            slow.renew(block)
 
 
 def test_a_sequence_s_tail_is_taken_before_its_head_and_the_longest_unused_first() -> None:
     pool = BlockPool(6)
     older, newer = [pool.take() for _ in range(3)], [pool.take() for _ in range(3)]
     for block in (*older, *newer):
-        pool.mark(block)
+        pool.mark(block, FULL)
     for blocks in (older, newer):
         for block in reversed(blocks):
             pool.give_back(block)
@@ -96,9 +107,9 @@ def test_a_sequence_s_tail_is_taken_before_its_head_and_the_longest_unused_first
 def test_what_nobody_can_find_is_taken_before_what_can_be_found() -> None:
     pool = BlockPool(3)
     first, second, third = (pool.take() for _ in range(3))
-    pool.mark(first)
+    pool.mark(first, FULL)
     pool.give_back(first)
-    pool.mark(second)
+    pool.mark(second, FULL)
     pool.give_back(second)
     pool.give_back(third)
     assert [pool.take() for _ in range(3)] == [third, first, second]
@@ -108,7 +119,7 @@ def test_a_hit_saves_a_block_from_being_taken() -> None:
     pool = BlockPool(2)
     first, second = pool.take(), pool.take()
     for block in (first, second):
-        pool.mark(block)
+        pool.mark(block, FULL)
         pool.give_back(block)
     pool.hold(first)
     assert pool.take() == second
@@ -124,7 +135,16 @@ def test_giving_back_what_nobody_holds_is_caught() -> None:
 def test_taking_from_an_empty_order_is_caught() -> None:
     order = LruOrder(1)
     with pytest.raises(AssertionError, match="no block is left"):
-        order.pop()
+        order.next()
+
+
+def test_a_partial_block_is_taken_before_full_ones_however_old_they_are() -> None:
+    pool = BlockPool(3)
+    full, partial, again = (pool.take() for _ in range(3))
+    for block, found in ((full, FULL), (partial, PARTIAL), (again, FULL)):
+        pool.mark(block, found)
+        pool.give_back(block)
+    assert [pool.take() for _ in range(3)] == [partial, full, again]
 
 
 def test_the_check_finds_a_wrong_count_and_a_lost_block() -> None:
@@ -136,35 +156,3 @@ def test_the_check_finds_a_wrong_count_and_a_lost_block() -> None:
         pool.check({block: 2})
     with pytest.raises(AssertionError, match="free and held"):
         pool.check({1 - block: 1})
-
-
-class Newest:
-    """Another policy: what became free last is taken first."""
-
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-
-    def add(self, block: int, *, findable: bool) -> None:
-        self.blocks.append(block)
-
-    def remove(self, block: int) -> None:
-        self.blocks.remove(block)
-
-    def pop(self) -> int:
-        return self.blocks.pop()
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __iter__(self) -> Iterator[int]:
-        return reversed(self.blocks)
-
-
-def test_the_eviction_order_is_exchangeable() -> None:
-    pool = BlockPool(3, Newest())
-    taken = [pool.take() for _ in range(3)]
-    for block in taken:
-        pool.mark(block)
-        pool.give_back(block)
-    pool.check({})
-    assert [pool.take() for _ in range(3)] == taken[::-1]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.lru import LruPolicy
+from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.layout import LayerGroup, blocks_at_most
 from kveik.cache.ledger import CacheLedger
 from tests.schedule.making import desk
@@ -21,12 +25,26 @@ SIZE = 4
 class LedgerMachine(RuleBasedStateMachine):
     """Law 1 after every move; law 2: what is found was computed, under the same salt, by a step that has finished."""
 
-    @initialize(windows=some.sampled_from([(None,), (None, 6), (5,)]), extra=some.integers(0, 12), caching=some.booleans())
-    def build(self, windows: tuple[int | None, ...], extra: int, caching: bool) -> None:
+    @initialize(
+        windows=some.sampled_from([(None,), (None, 6), (5,)]),
+        extra=some.integers(0, 12),
+        caching=some.booleans(),
+        policy=some.sampled_from([lambda: None, LruPolicy, lambda: HazardPolicy(SIZE, random.Random(0), samples=4)]),
+    )
+    def build(
+        self, windows: tuple[int | None, ...], extra: int, caching: bool, policy: Callable[[], EvictionPolicy | None]
+    ) -> None:
         groups = [LayerGroup((number,), 1, 1, window) for number, window in enumerate(windows)]
         blocks = [blocks_at_most(group, CONTEXT, SIZE, CHUNK) + extra for group in groups]
         self.ledger = CacheLedger(
-            groups, blocks, block_size=SIZE, rows=3, max_model_len=CONTEXT, max_chunk=CHUNK, enable_prefix_caching=caching
+            groups,
+            blocks,
+            block_size=SIZE,
+            rows=3,
+            max_model_len=CONTEXT,
+            max_chunk=CHUNK,
+            enable_prefix_caching=caching,
+            eviction=policy(),
         )
         self.tokens: dict[int, list[int]] = {}
         self.names: dict[int, tuple[str | None, str]] = {}

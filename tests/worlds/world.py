@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.layout import LayerGroup, blocks_at_most
 from kveik.cache.ledger import CacheLedger
 from kveik.config import ScheduleConfig
@@ -37,6 +39,7 @@ class World:
     max_model_len: int
     limits: ScheduleConfig
     caching: bool
+    eviction: EvictionPolicy | None = None
     arrivals: dict[int, list[Sequence]] = field(default_factory=dict)
     """Step -> who arrives."""
 
@@ -65,6 +68,8 @@ class World:
         blocks = [count + chance.randrange(extra + 1) for count in least]
         world = cls(chance, groups, blocks, block_size, max_model_len, limits, caching=chance.random() < 0.85)
         world._draw_arrivals(sequences)
+        if chance.random() < 0.6:
+            world.eviction = HazardPolicy(block_size, chance, samples=chance.choice((1, 64)))
         return world
 
     def _draw_arrivals(self, sequences: int) -> None:
@@ -115,6 +120,7 @@ class Run:
             max_model_len=world.max_model_len,
             max_chunk=chunk_at_most(world.limits),
             enable_prefix_caching=world.caching,
+            eviction=world.eviction,
         )
         self.scheduler = Scheduler(self.ledger, world.limits, world.max_model_len, frozenset({EOS}))
         self.executor = MemoryExecutor(world.groups, world.blocks, self.ledger, vocabulary=VOCABULARY, caching=world.caching)
@@ -144,6 +150,8 @@ class Run:
         self._check_nobody_waits_in_vain(plan)
         outcome = self._execute(plan)
         self.scheduler.settle(plan, outcome, now)
+        if self.world.eviction is not None and self.steps % 10 == 9:
+            self.world.eviction.learn(now)
         self.scheduler.check()
         self.preemptions += len(plan.preempted)
         self.steps += 1

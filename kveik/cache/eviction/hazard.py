@@ -68,6 +68,12 @@ class HazardPolicy:
     def stored_count(self) -> int:
         return self._count + len(self._strays) + len(self._strays_aside)
 
+    def holds(self, key: Key) -> bool:
+        segment = self._tree.owner.get(key)
+        if segment is None:
+            return key in self._strays or key in self._strays_aside
+        return bool(segment.marks[segment.keys.index(key)])
+
     # What happens to the store.
 
     def used(self, visit: Visit) -> None:

@@ -22,6 +22,9 @@ class LruPolicy:
     def stored_count(self) -> int:
         return len(self._touched) + len(self._aside)
 
+    def holds(self, key: Key) -> bool:
+        return key in self._touched or key in self._aside
+
     def used(self, visit: Visit) -> None:
         self._touch(visit.keys, visit.stored, visit.went)
 

@@ -63,6 +63,10 @@ class EvictionPolicy(Protocol):
         """Records that it knows to be in the store."""
         ...
 
+    def holds(self, key: Key) -> bool:
+        """Whether it knows the record to be in the store."""
+        ...
+
     def used(self, visit: Visit) -> None: ...
 
     def returned(self, keys: Sequence[Key], now: float) -> None:

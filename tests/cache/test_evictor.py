@@ -1,0 +1,169 @@
+"""One policy decides on chains, and the blocks of all groups follow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.lru import LruPolicy
+from kveik.cache.eviction.policy import EvictionPolicy, Key, MayGo
+from kveik.cache.layout import LayerGroup
+from kveik.cache.ledger import CacheLedger
+from tests.cache.making import admit, compute, leave, serve
+
+
+def ledger(
+    policy: EvictionPolicy | None, blocks: Sequence[int] = (16,), windows: Sequence[int | None] = (None,)
+) -> CacheLedger:
+    groups = [LayerGroup((number,), 1, 2, window) for number, window in enumerate(windows)]
+    return CacheLedger(groups, blocks, block_size=4, rows=4, max_model_len=32, max_chunk=8, eviction=policy)
+
+
+class Favouring(LruPolicy):
+    """Least recently used first, but for chains that begin with a favoured key; these go last, and are worth something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.favoured: set[Key] = set()
+
+    def victim(self, may_go: MayGo, now: float) -> Key | None:
+        passed = []
+        while (key := super().victim(may_go, now)) in self.favoured and key is not None:
+            passed.append(key)
+        for one in reversed(passed):
+            self.stored(one, now)
+            self._touched.move_to_end(one, last=False)
+        return key if key is not None or not passed else super().victim(may_go, now)
+
+    def worth(self, key: Key, now: float) -> float:
+        return float(key in self.favoured)
+
+
+def favour(cache: CacheLedger, policy: Favouring) -> None:
+    """Whatever is cached now."""
+    policy.favoured.update(cache._groups[0].index.by_key)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_policy_of_least_recent_use_does_what_the_pool_does_by_itself(seed: int) -> None:
+    hits = drawn_hits(ledger(LruPolicy()), random.Random(seed))
+    assert hits == drawn_hits(ledger(None), random.Random(seed))
+    assert sum(hits) > 100
+
+
+def drawn_hits(cache: CacheLedger, chance: random.Random) -> list[int]:
+    """Tokens found by each of many requests, up to three at once; as in service, none computes what another is computing."""
+    running, hits = dict[int, int](), []
+    for number in range(150):
+        cache.evictor.now = float(number)
+        if running and (len(running) == 3 or chance.random() < 0.4):
+            one = chance.choice(sorted(running))
+            leave(cache, one, running.pop(one))
+            continue
+        # Of a prompt of whole blocks the last one is computed again, and its first block is used without being held.
+        tokens = [chance.randrange(3) // 2 for _ in range(4 * chance.randrange(5) + chance.randrange(1, 4))]
+        cache.open(number, tokens, request="r")
+        match = cache.match(number, len(tokens) - 1)
+        if cache.blocker(number, match, len(tokens) - 1) or not cache.can_admit(number, match):
+            cache.close(number)
+            continue
+        cache.admit(number, match, len(tokens))
+        cache.grow(number, len(tokens))
+        running[number] = len(tokens)
+        hits.append(match.tokens if match else 0)
+        for one, length in running.items():
+            if chance.random() < 0.5:
+                cache.commit(one, length)
+        cache.check()
+    return hits
+
+
+def test_what_the_policy_values_stays_and_the_rest_goes() -> None:
+    policy = Favouring()
+    cache = ledger(policy)
+    serve(cache, 0, range(100, 116))
+    favour(cache, policy)
+    for number in range(1, 12):
+        cache.evictor.now = float(number)
+        serve(cache, number, range(200 + 20 * number, 216 + 20 * number))
+    assert admit(cache, 20, range(100, 116)).matched == 15
+
+
+def test_blocks_of_a_running_request_never_go_whatever_the_policy_wants() -> None:
+    cache = ledger(HazardPolicy(4, random.Random(0)), blocks=(12,))
+    serve(cache, 0, range(100, 116))
+    admit(cache, 1, range(100, 117))
+    for number in range(2, 8):
+        serve(cache, number, range(200 + 20 * number, 216 + 20 * number))
+    leave(cache, 1, 17)
+    assert admit(cache, 20, range(100, 117)).matched == 16
+
+
+def test_blocks_of_a_preempted_request_go_last() -> None:
+    cache = ledger(HazardPolicy(4, random.Random(0)), blocks=(10,))
+    compute(cache, 0, range(100, 112))
+    cache.release(0, 12)
+    for number in range(2, 8):
+        serve(cache, number, range(200 + 20 * number, 216 + 20 * number))
+    match = cache.match(0, 11)
+    assert match is not None
+    assert match.tokens >= 8
+
+
+def test_a_chain_that_goes_takes_its_blocks_in_every_group_with_it() -> None:
+    cache = ledger(LruPolicy(), blocks=(8, 100), windows=(None, 9))
+    for number in range(6):
+        cache.evictor.now = float(number)
+        serve(cache, number, range(100 * number, 100 * number + 16))
+    full, windowed = cache._groups
+    assert set(windowed.index.by_key) <= set(full.index.by_key)
+    assert cache.usage[1].free > 50
+
+
+def test_a_windowed_group_that_runs_short_by_itself_keeps_what_the_policy_values() -> None:
+    policy = Favouring()
+    cache = ledger(policy, blocks=(200, 40), windows=(None, 9))
+    serve(cache, 0, range(100, 116))
+    favour(cache, policy)
+    for number in range(1, 30):
+        cache.evictor.now = float(number)
+        serve(cache, number, range(200 + 20 * number, 216 + 20 * number))
+    assert admit(cache, 40, range(100, 116)).matched == 15
+    assert cache.usage[0].free > 0
+
+
+def test_without_prefix_caching_there_is_nothing_to_decide() -> None:
+    policy = LruPolicy()
+    cache = CacheLedger(
+        [LayerGroup((0,), 1, 2, None)],
+        [16],
+        block_size=4,
+        rows=4,
+        max_model_len=32,
+        enable_prefix_caching=False,
+        eviction=policy,
+    )
+    serve(cache, 0, range(16))
+    assert policy.stored_count == 0
+
+
+def test_an_emptied_cache_is_empty_for_the_policy_too() -> None:
+    policy = HazardPolicy(4, random.Random(0))
+    cache = ledger(policy)
+    serve(cache, 0, range(16))
+    assert policy.stored_count == 4
+    cache.reset()
+    cache.check()
+    assert policy.stored_count == 0
+
+
+def test_values_that_are_not_finite_leave_the_policy_nothing() -> None:
+    policy = HazardPolicy(4, random.Random(0))
+    cache = ledger(policy)
+    compute(cache, 0, range(16))
+    cache.disown(0)
+    leave(cache, 0, 16)
+    assert policy.stored_count == 0
