@@ -77,6 +77,7 @@ class HazardPolicy:
     # What happens to the store.
 
     def used(self, visit: Visit) -> None:
+        """Every segment of the chain was used again, at its age; what is new is appended, or branches off."""
         self._now = visit.went
         known = self._tree.known(visit.keys)
         path = self._path(visit.keys, known)
