@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ W8 = "W8"
 
 GROUP = 32
 """A product's inputs must be a multiple of this: groups of weights share a scale."""
+
+PANEL = 16
+"""Outputs that are packed side by side."""
 
 ALIGNMENT = 64
 """Bytes: one cache line, one vector."""
@@ -42,10 +46,23 @@ class PackedWeight:
 
 def pack(format: str, blocks: NDArray[np.uint8], inputs: int) -> PackedWeight:
     """blocks: [outputs, bytes per row], as the file has them."""
+    return pack_together(format, [blocks], inputs)
+
+
+def pack_together(format: str, parts: Sequence[NDArray[np.uint8]], inputs: int) -> PackedWeight:
+    """parts: blocks of several weights with the same inputs, [outputs, bytes per row] each, which become one."""
+    if any(len(part) % PANEL for part in parts[:-1]):
+        parts = [np.concatenate(parts)]
     assert native.module is not None
-    kind, outputs = native.module.WeightFormat[format], len(blocks)
+    kind, outputs = native.module.WeightFormat[format], sum(map(len, parts))
     packed = aligned(native.module.packed_bytes(kind, outputs, inputs))
-    native.module.pack(kind, outputs, inputs, blocks.reshape(-1), packed, torch.get_num_threads())
+    first = 0
+    for part in parts:
+        # Whole panels lie one after another, so a part of them can be packed straight to its place.
+        size = native.module.packed_bytes(kind, len(part), inputs)
+        place = packed[first : first + size]
+        native.module.pack(kind, len(part), inputs, part.reshape(-1), place, torch.get_num_threads())
+        first += size
     return PackedWeight(format, outputs, inputs, packed)
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kveik.errors import Unsupported
 from kveik.kernels import native
-from kveik.kernels.native_linear import FORMATS, GROUP, PackedWeight, Part, pack, pack_float
+from kveik.kernels.native_linear import FORMATS, GROUP, PackedWeight, Part, pack_float, pack_together
 from kveik.model.native_decoder import NativeDecoder, NativeModel
-from kveik.model.raw import joined
+from kveik.model.raw import runs
 from kveik.model.rope import RopeSpec, inverse_frequencies, key_mean
 from kveik.model.weights import ModelFile
 
@@ -44,7 +44,7 @@ def pack_blocks(file: ModelFile, names: Sequence[str], outputs: Sequence[int], i
     present = [raw for raw in raws if raw is not None and raw.kind.name in FORMATS]
     if len(present) < len(raws):
         return pack_int8(file, names, outputs, inputs)
-    return [pack(raw.kind.name, raw.blocks, inputs) for raw in joined(present)]
+    return [pack_together(run[0].kind.name, [part.blocks for part in run], inputs) for run in runs(present)]
 
 
 def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:

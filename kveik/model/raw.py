@@ -38,17 +38,9 @@ def raw_tensor(path: Path, tensor: GgufTensor, places: NDArray[np.int64] | None 
     return RawTensor(tensor.kind, (rows, columns), blocks)
 
 
-def joined(parts: Sequence[RawTensor]) -> list[RawTensor]:
-    """Parts of one product, in order: neighbours of one type become one tensor, their rows one after another (a copy).
+def runs(parts: Sequence[RawTensor]) -> list[list[RawTensor]]:
+    """Parts of one product, in order: neighbours of one type together.
 
-    Queries, keys and values, for example, which files often store in two types: [q, k, v] -> [qk, v].
+    Queries, keys and values, for example, which files often store in two types: [q, k, v] -> [[q, k], [v]].
     """
-    return [_joined(list(run)) for _, run in groupby(parts, key=lambda part: part.kind)]
-
-
-def _joined(run: list[RawTensor]) -> RawTensor:
-    if len(run) == 1:
-        return run[0]
-    blocks = np.concatenate([part.blocks for part in run])
-    blocks.flags.writeable = False
-    return RawTensor(run[0].kind, (len(blocks), run[0].shape[1]), blocks)
+    return [list(run) for _, run in groupby(parts, key=lambda part: part.kind)]

@@ -28,6 +28,8 @@ FINGERPRINT_CHUNK = 64 * 1024 * 1024
 """Bytes hashed at a time; the chunks' digests are hashed in order. Hashing releases the interpreter lock, so chunks run side
 by side."""
 
+READ_BYTES = 1 << 20
+
 ROPE_DIVISORS = "rope_freqs.weight"
 """Llama 3.1's frequency divisors in GGUF: what transformers keeps in rope_scaling of kind llama3."""
 
@@ -298,6 +300,11 @@ def _fingerprint(paths: list[Path]) -> bytes:
 
 def _chunk_digest(chunk: tuple[Path, int]) -> bytes:
     path, at = chunk
-    with path.open("rb") as file:
+    # Through one small buffer: memory taken anew for every chunk costs as much as hashing it does.
+    digest, buffer, left = hashlib.sha256(), memoryview(bytearray(READ_BYTES)), FINGERPRINT_CHUNK
+    with path.open("rb", buffering=0) as file:
         file.seek(at)
-        return hashlib.sha256(file.read(FINGERPRINT_CHUNK)).digest()
+        while left and (count := file.readinto(buffer[:left])):
+            digest.update(buffer[:count])
+            left -= count
+    return digest.digest()

@@ -1,4 +1,4 @@
-"""A weight's blocks as the file holds them: the file's own bytes, in canonical order, and joined only where types agree."""
+"""A weight's blocks as the file holds them: the file's own bytes, in canonical order, and together only where types agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
-from kveik.model.raw import joined
+from kveik.model.raw import runs
 from kveik.model.spec import tensor_shapes
 from kveik.model.weights import open_model
 from tests.model.tiny import WIDE, save_folder, save_gguf, tiny_model
@@ -50,16 +50,13 @@ def test_blocks_are_the_files_own_pages_and_cannot_be_written(path):
             raw.blocks[0, 0] = 1
 
 
-def test_neighbours_of_one_type_are_joined_and_others_stay_apart(path):
+def test_neighbours_of_one_type_are_a_run_and_others_stay_apart(path):
     file = open_model(path)
     parts = [file.raw(f"{LAYER}{part}_proj.weight") for part in "qkv"]
     assert all(part is not None for part in parts)
-    queries_keys, values = joined([part for part in parts if part is not None])
-    assert (queries_keys.kind, values.kind) == (Kind.Q4_1, Kind.Q8_0)
-    assert queries_keys.shape == (96 + 32, 96)
-    assert values is parts[2]
-    np.testing.assert_array_equal(queries_keys.blocks, np.concatenate([parts[0].blocks, parts[1].blocks]))
-    assert not queries_keys.blocks.flags.writeable
+    assert runs([part for part in parts if part is not None]) == [parts[:2], parts[2:]]
+    assert [part.kind for part in parts if part is not None] == [Kind.Q4_1, Kind.Q4_1, Kind.Q8_0]
+    assert runs([]) == []
 
 
 def test_a_folder_has_no_blocks(tmp_path):
