@@ -64,7 +64,7 @@ def greedy_together(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> list[
 def assert_same_greedy_tokens(path: Path, prompts: Sequence[str]) -> None:
     tokenizer = tokenizer_from_gguf(read_metadata(path))
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
-    found = greedy_together(load_decoder(open_model(path), torch.float32), encoded)
+    found = greedy_together(load_decoder(open_model(path), torch.float32, "bf16"), encoded)
     assert all(len(set(tokens)) > 5 for tokens in found)
     model = oracle(path)
     assert found == [greedy(model, prompt, tokens) for prompt, tokens in zip(encoded, found, strict=True)]
@@ -89,7 +89,7 @@ def test_gemma_beyond_its_window_gives_transformers_logits(catalogue_file):
     """A prompt longer than the window of 512, in ragged chunks, so that old blocks have gone."""
     path = catalogue_file("gemma-3-270m")
     tokens = torch.randint(300, 200_000, (700,), generator=torch.Generator().manual_seed(0)).tolist()
-    decoder = load_decoder(open_model(path), torch.float32)
+    decoder = load_decoder(open_model(path), torch.float32, "bf16")
     world = PagedWorld(decoder, 1, 700, block_size=16)
     cuts = [0, 300, 301, 650, 651, 700]
     found = torch.cat([world.step([(0, tokens[a:b])])[0] for a, b in pairwise(cuts)])
