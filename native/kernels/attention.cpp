@@ -161,7 +161,7 @@ private:
                         int(std::max<int64_t>(low, unit.cut.first)),
                         int(std::min<int64_t>(low + unit.cut.size, unit.cut.stop))};
 #if defined(__AVX512BF16__)
-        const auto kernel = problem_.cache.type == KvType::bf16 ? attend_span_bf16 : attend_span_f32;
+        const auto kernel = attend_span_bf16;
 #else
         const auto kernel = attend_span_f32;
 #endif

@@ -301,7 +301,7 @@ void attend_panel(const Problem& problem, const Panel& panel, uint8_t* memory) {
     const Work work{problem, panel, {memory, problem.cache.head_dim}, rows.window ? std::max(0, first - rows.window + 1) : 0,
                     last + 1, token, position};
 #if defined(__AVX512BF16__)
-    if (problem.cache.type == KvType::bf16) return attend<Bf16Products>(work);
+    if (problem.cache.type != KvType::f32) return attend<Bf16Products>(work);
 #endif
     attend<F32Products>(work);
 }

@@ -89,6 +89,7 @@ private:
         const int within = position_ % cache.block_size, slots = std::min(group_slots, cache.block_size);
         at_ = record + within * row_bytes;
         end_ = at_ + slots * row_bytes;
+        if (within + slots == cache.block_size) end_ = record + cache.record_bytes();
         position_ += slots;
     }
 
