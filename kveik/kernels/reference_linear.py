@@ -81,9 +81,9 @@ def quantised_rows(x: Floats, span: int = SPAN) -> Doubles:
 
 def coarse(weight: Quantised, span: int = SPAN) -> Doubles:
     """[outputs, inputs] -> what the weight stands for once it is int8 with a scale per output and span."""
-    if weight.whole:
-        return dequantised(weight).astype(np.float64)
     group = weight.values.shape[1] // weight.scale.shape[1]
+    if weight.whole or (weight.minimum is None and group == span):
+        return dequantised(weight).astype(np.float64)
     rounded = np.empty(weight.values.shape, np.float64)
     for first in range(0, weight.values.shape[1], span):
         groups = slice(first // group, (first + span) // group)

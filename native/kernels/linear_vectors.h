@@ -55,6 +55,17 @@ inline Floats load_uint8(const uint8_t* from) { return to_floats({_mm512_cvtepu8
 inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Floats quotient(Floats a, float b) { return {_mm512_div_ps(a.v, _mm512_set1_ps(b))}; }
+// a / b, or 0 where b is not above 0.
+inline Floats quotient_or_0(float a, Floats b) {
+    return {_mm512_maskz_div_ps(_mm512_cmp_ps_mask(b.v, _mm512_setzero_ps(), _CMP_GT_OQ), _mm512_set1_ps(a), b.v)};
+}
+inline Floats size_of(Floats a) { return {__m512((i32x16)a.v & 0x7fffffff)}; }
+// NaN where either is.
+inline Floats larger(Floats a, Floats b) {
+    return {_mm512_mask_mov_ps(_mm512_max_ps(b.v, a.v), _mm512_cmp_ps_mask(b.v, b.v, _CMP_UNORD_Q), b.v)};
+}
+inline Bytes raised(Bytes a, int by) { return {_mm512_add_epi8(a.v, _mm512_set1_epi8(char(by)))}; }
 
 #if defined(__AVX512VNNI__)
 // What `dot` multiplies: values of `bits` bits as they are.
@@ -156,6 +167,26 @@ inline Floats load_uint8(const uint8_t* from) {
 inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.a, b.a), _mm256_add_ps(a.b, b.b)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.a, b.a), _mm256_mul_ps(a.b, b.b)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)}; }
+inline Floats quotient(Floats a, float b) {
+    return {_mm256_div_ps(a.a, _mm256_set1_ps(b)), _mm256_div_ps(a.b, _mm256_set1_ps(b))};
+}
+inline __m256 quotient_or_0(__m256 a, __m256 b) {
+    return _mm256_and_ps(_mm256_div_ps(a, b), _mm256_cmp_ps(b, _mm256_setzero_ps(), _CMP_GT_OQ));
+}
+inline Floats quotient_or_0(float a, Floats b) {
+    return {quotient_or_0(_mm256_set1_ps(a), b.a), quotient_or_0(_mm256_set1_ps(a), b.b)};
+}
+inline Floats size_of(Floats a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, a.a), _mm256_andnot_ps(sign, a.b)};
+}
+inline __m256 larger(__m256 a, __m256 b) {
+    return _mm256_blendv_ps(_mm256_max_ps(b, a), b, _mm256_cmp_ps(b, b, _CMP_UNORD_Q));
+}
+inline Floats larger(Floats a, Floats b) { return {larger(a.a, b.a), larger(a.b, b.b)}; }
+inline Bytes raised(Bytes a, int by) {
+    return {_mm256_add_epi8(a.a, _mm256_set1_epi8(char(by))), _mm256_add_epi8(a.b, _mm256_set1_epi8(char(by)))};
+}
 
 // As above: of 8 bits, the lower 7 and the uppermost are summed apart.
 template <int bits>
@@ -254,6 +285,21 @@ inline Floats operator*(Floats a, Floats b) {
 }
 inline Floats fma(Floats a, Floats b, Floats c) {
     return made<Floats>(16, [&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+inline Floats quotient(Floats a, float b) {
+    return made<Floats>(16, [&](int i) { return a.v[i] / b; });
+}
+inline Floats quotient_or_0(float a, Floats b) {
+    return made<Floats>(16, [&](int i) { return b.v[i] > 0 ? a / b.v[i] : 0.0f; });
+}
+inline Floats size_of(Floats a) {
+    return made<Floats>(16, [&](int i) { return std::fabs(a.v[i]); });
+}
+inline Floats larger(Floats a, Floats b) {
+    return made<Floats>(16, [&](int i) { return a.v[i] != a.v[i] || b.v[i] <= a.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Bytes raised(Bytes a, int by) {
+    return made<Bytes>(64, [&](int i) { return uint8_t(a.v[i] + by); });
 }
 template <int bits>
 using Factors = Bytes;
