@@ -1,6 +1,7 @@
-// Weights in units of their span, in fixed point: values of less than 8 bits become (q * factor + offset) >> 8 in 16 bits,
-// factor and offset being 256 times what the group's own scale and minimum are in units; values of 8 bits, with factors up to 1,
-// are multiplied in 15 bits.
+// Weights in units of their span, in fixed point.
+//
+// Values of less than 8 bits become (q * factor + offset) >> 8 in 16 bits, factor and offset being 256 times what the group's
+// own scale and minimum are in units; values of 8 bits, with factors up to 1, are multiplied in 15 bits.
 #pragma once
 
 #include "kernels/linear_vectors.h"
