@@ -39,7 +39,7 @@ class Account:
     prompt: int = 0
     """Tokens that it was opened with."""
 
-    came: float = 0.0
+    came: float | None = None
     """When it was first admitted, in seconds."""
 
     kept: int = 0

@@ -10,7 +10,7 @@ A block that no policy was told of yet (its request is running, or was preempted
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from itertools import islice
 
@@ -28,6 +28,9 @@ class Evictor:
         self.now = 0.0
         """Seconds on the engine's clock, told by whoever sees one."""
 
+        self.offer: Callable[[bytes], None] | None = None
+        """Called with the key of a full block before its content goes: a store below may take it."""
+
         self._groups = groups
         self._lead = next((group for group in groups if group.window is None), groups[0])
         if policy is None:
@@ -40,7 +43,7 @@ class Evictor:
     def finished(self, keys: Sequence[bytes], *, tokens_out: int, came: float) -> None:
         """A request is over whose full blocks had these keys; nobody holds them for it any more."""
         policy, by_key = self.policy, self._lead.index.by_key
-        if policy is None or not keys:
+        if policy is None:
             return
         stored = next((place for place, key in enumerate(keys) if key not in by_key), len(keys))
         # What follows a gap can never be found.
@@ -54,6 +57,8 @@ class Evictor:
         assert self.policy is not None
         key = self.policy.victim(self._may_go, self.now)
         if key is not None:
+            if self.offer is not None:
+                self.offer(key)
             for group in self._groups:
                 group.lose(key)
 

@@ -55,6 +55,14 @@ class GroupBlocks:
         self._drop(block)
         return block
 
+    def shed(self) -> None:
+        """Give up the content of one full cached block, although nobody needs the block now. There is one."""
+        before = self.pool.full
+        if self.give_up is not None:
+            self.give_up()
+        if self.pool.full == before:
+            self.forget([next(self.pool.oldest())])
+
     def register_full(self, block: int, parent: bytes, tokens: Tokens, key: bytes) -> None:
         """The held block's slots are all written. Where that content has a block already, the first one stays."""
         if self.index.add_full(block, parent, tokens, key):

@@ -198,7 +198,7 @@ class CacheLedger:
         account.row = self._tables.take_row()
         self._by_row[account.row] = account
         account.target = target
-        account.came = account.came or self.evictor.now
+        account.came = self.evictor.now if account.came is None else account.came
         self._holders += 1
         copies: tuple[BlockCopy, ...] = ()
         if match is not None:
@@ -290,8 +290,9 @@ class CacheLedger:
         """Forget the sequence, which holds nothing. Without caching, its request's blocks go with the last choice."""
         account = self._accounts.pop(sequence_id)
         assert account.row is None, f"sequence {sequence_id} still holds blocks"
-        keys, answer = account.chain.keys[: account.kept], len(account.tokens) - account.prompt
-        self.evictor.finished(keys, tokens_out=answer, came=account.came)
+        if account.came is not None:
+            keys, answer = account.chain.keys[: account.kept], len(account.tokens) - account.prompt
+            self.evictor.finished(keys, tokens_out=answer, came=account.came)
         space = self._private.get(account.chain.namespace)
         if space is None:
             return
