@@ -50,6 +50,7 @@ class Evictor:
         for group in self._groups:
             for key in keys[stored:]:
                 group.lose(key)
+                policy.discarded(key)
         policy.used(Visit(keys, stored, tokens_out, came, self.now))
 
     def _give_up(self) -> None:
@@ -74,9 +75,7 @@ class Evictor:
         place = worth.index(min(worth))
         for block, _ in oldest[:place]:
             pool.renew(block)
-        key = oldest[place][1]
-        assert key is not None, "a full block without a key"
-        group.lose(key)
+        group.forget([oldest[place][0]])
 
     def check(self, open_keys: Set[bytes]) -> None:
         """The policy knows the leading group's full blocks that nobody holds, but for some in the open sequences' chains.

@@ -25,10 +25,10 @@ SESSIONS = TURNS * NEWS * OUTS
 KINDS = SESSIONS + TURNS
 """Sessions by turn, new tokens and answer; then shared segments by turn."""
 
-_LAST = AGES - 1
-_OLD = float(1 << (AGES - 2))
+LAST = AGES - 1
+OLD = float(1 << (AGES - 2))
 _STARTS = np.array([0.0] + [float(1 << place) for place in range(AGES - 1)])
-_WIDTHS = np.append(np.diff(_STARTS), _OLD)
+_WIDTHS = np.append(np.diff(_STARTS), OLD)
 # The shape starts from one event at rate 0.1 / age, which is the order of LRU.
 _SHAPE_EXPOSURE = 10.0 * np.maximum(_STARTS, 0.5)
 
@@ -43,7 +43,7 @@ _TURN_OF = (0, 1, 2, 2)
 
 def bucket(age: float) -> int:
     """Of an age in seconds."""
-    return int(age).bit_length() if age < _OLD else _LAST
+    return int(age).bit_length() if age < OLD else LAST
 
 
 def turn(uses: int) -> int:

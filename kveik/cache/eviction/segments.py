@@ -90,6 +90,14 @@ class Segment:
         self.top = max(self.top, place + 1)
         return True
 
+    def pop(self) -> int:
+        """The last stored record is not stored any more. How many are left."""
+        place = self.top - 1
+        self.marks[place] = 0
+        self.count = left = self.count - 1
+        self.top = place if left == place else self.marks.rfind(1) + 1
+        return left
+
     def cut(self, place: int) -> bool:
         """The record at `place` is not stored any more. False: it was not."""
         if not self.marks[place]:
@@ -97,7 +105,7 @@ class Segment:
         self.marks[place] = 0
         self.count -= 1
         if place == self.top - 1:
-            self.top = self.marks.rfind(1) + 1 if self.count < place else place
+            self.top = self.marks.rfind(1) + 1
         return True
 
 
