@@ -62,6 +62,13 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     """Find blocks of earlier prompts by content. Off: only the choices of one request share."""
 
+    eviction_policy: Literal["hazard", "lru"] = "hazard"
+    """Which cached block goes first when one is needed. hazard: what is least likely to be used soon, as learnt from what was
+    used again. lru: what was not used for longest."""
+
+    eviction_file: str | None = None
+    """File in which a server keeps what hazard has learnt over restarts. Default: one per model in the user's cache folder."""
+
     kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     """Type of stored keys and values. auto: the model's. int8 and fp8 (which is fp8_e4m3) hold nearly twice as many tokens as
     bfloat16 (bf16): one byte per value, and a scale of two bytes per token and head. int8 is the most exact of them."""

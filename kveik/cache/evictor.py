@@ -53,6 +53,11 @@ class Evictor:
                 policy.discarded(key)
         policy.used(Visit(keys, stored, tokens_out, came, self.now))
 
+    def learn(self) -> None:
+        """Let the policy draw conclusions if it has seen enough: milliseconds, at most once per 64 requests."""
+        if self.policy is not None and self.policy.wants_lesson:
+            self.policy.learn(self.now)
+
     def _give_up(self) -> None:
         """In the leading group, and whatever belongs to it elsewhere."""
         assert self.policy is not None

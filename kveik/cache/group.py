@@ -84,7 +84,7 @@ class GroupBlocks:
             self.pool.unmark(block)
 
     def lose(self, key: bytes) -> None:
-        """The block with this content, if there is one and nobody holds it, is the next to be taken. `forgotten` is not called."""
+        """The block with this content, if nobody holds it, is the next to be taken; `forgotten` is not called."""
         block = self.index.by_key.get(key)
         if block is not None and self.pool.references[block] == 0:
             self.index.drop(block)

@@ -13,6 +13,7 @@ from kveik.cli.options import ENGINE, SERVER, Settings, takes
 from kveik.cli.say import say
 from kveik.config import ModelConfig, ServerConfig
 from kveik.engine.build import LoadedEngine, open_engine
+from kveik.engine.eviction import LearntFile, learnt_path
 from kveik.engine.loop import EngineLoop
 from kveik.model.catalogue import home_folder, is_hub_id
 from kveik.observe.events import RequestRefused
@@ -47,6 +48,10 @@ def serve(settings: Settings) -> None:
     config = with_model(settings.engine)
     loaded = open_engine(config, log.info)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
+    learnt = LearntFile(learnt_path(config.cache, loaded.fingerprint))
+    policy = loaded.engine.scheduler.ledger.evictor.policy
+    if policy is not None and learnt.load(policy):
+        log.info("eviction goes on from what was learnt before: %s", learnt.path)
     names = server.served_model_name or (own_name(model.model),)
     loop.start()
     # What is alive now stays alive: the collector need not walk through model and vocabulary in the middle of a step.
@@ -58,6 +63,8 @@ def serve(settings: Settings) -> None:
     finally:
         loop.stop()
         loaded.close()
+        if policy is not None:
+            learnt.save(policy)
 
 
 def own_name(model: str) -> str:

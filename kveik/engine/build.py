@@ -14,6 +14,7 @@ from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
 from kveik.engine.engine import Engine
+from kveik.engine.eviction import eviction_policy
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.engine.machine import memory_available
@@ -171,6 +172,7 @@ def _join(
         fingerprint=fingerprint,
         # Keys and values depend on the arithmetic that made them, not only on how they are stored.
         kv_dtype=f"{plan.kv_type.name} of {decoder.arithmetic}",
+        eviction=eviction_policy(config.cache, config.stream.seed),
     )
     scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids)
     executor = ModelExecutor(

@@ -134,6 +134,10 @@ class Engine:
         cached = tuple((sequence.id, sequence.cached_tokens or 0) for sequence in admitted)
         return StepReport(sampling, news, cached, outcome.prompt_logprobs)
 
+    def learn(self) -> None:
+        """Let the cache draw conclusions from what it has seen: milliseconds now and then, for between two steps."""
+        self.scheduler.ledger.evictor.learn()
+
     def _sampling_in(self, plan: StepPlan) -> tuple[Sequence, ...]:
         ids = plan.sampling_ids
         if ids is not self._sampling[0]:

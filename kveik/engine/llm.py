@@ -135,6 +135,7 @@ class LLM:
     def step(self) -> dict[RequestText, list[Delta]]:
         """One step; what it brought, by request."""
         report = self.loaded.engine.step()
+        self.loaded.engine.learn()
         for sequence_id, cached in report.admitted:
             answering, choice = self._answering[sequence_id]
             if choice == 0:

@@ -151,6 +151,7 @@ class EngineLoop:
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
                 self._wake_readers()
+                self._engine.learn()
             except Exception:
                 # A fault outside the model's step (plan, settle, delivery): the books may be wrong, so nobody is served on.
                 logger.exception("The step loop broke; it stops and every request ends with an error.")

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from kveik.cache.eviction.policy import Key
 
+_NO_CHILDREN: dict[Segment, None] = {}
+"""Shared by all segments that never had any, which are most."""
+
 
 class Segment:
     """A run of keys, its place in the tree, and the history of its use.
@@ -52,7 +55,7 @@ class Segment:
         self.top = 0
         """Place behind the last stored record."""
 
-        self.children: dict[Segment, None] = {}
+        self.children = _NO_CHILDREN
         self.live_children = 0
         """Children in which something is stored."""
 
@@ -68,6 +71,12 @@ class Segment:
         self.kind = 0
         self.shared = False
         """Whether sessions have differed behind it."""
+
+    def adopt(self, child: Segment) -> None:
+        """One child more, whose parent this becomes elsewhere."""
+        if self.children is _NO_CHILDREN:
+            self.children = {}
+        self.children[child] = None
 
     def fill(self, places: int) -> None:
         """The first `places` records are stored."""
@@ -152,7 +161,7 @@ class SegmentTree:
     def add(self, parent: Segment, keys: Sequence[Key], touched: float) -> Segment:
         """A new child."""
         child = Segment(parent, list(keys), parent.start + len(parent.keys), touched)
-        parent.children[child] = None
+        parent.adopt(child)
         self.owner.update(dict.fromkeys(keys, child))
         self.count += 1
         return child
@@ -173,7 +182,7 @@ class SegmentTree:
         del parent.children[lower]
         parent.children[upper] = None
         parent.live_children += (upper.count > 0) - alive
-        upper.children[lower] = None
+        upper.adopt(lower)
         upper.live_children = int(lower.count > 0)
         lower.parent = upper
         self.owner.update(dict.fromkeys(upper.keys, upper))

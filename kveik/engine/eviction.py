@@ -1,0 +1,68 @@
+"""Makes the eviction policy that is asked for, and keeps what it learns in a file over restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.config import CacheConfig
+from kveik.model.catalogue import home_folder
+
+logger = logging.getLogger(__name__)
+
+
+def eviction_policy(config: CacheConfig, seed: int) -> EvictionPolicy | None:
+    """None: the pool's own order, least recently used first."""
+    if config.eviction_policy == "lru" or not config.enable_prefix_caching:
+        return None
+    return HazardPolicy(config.block_size, random.Random(seed))
+
+
+class LearntFile:
+    """Tables of a policy, as arrays in a .npz file. What is wrong with the file is told in the log, and costs nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self, policy: EvictionPolicy) -> bool:
+        """Give the policy what an earlier one has learnt. False where there is nothing to give."""
+        try:
+            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                policy.restore({name: arrays[name] for name in arrays.files})
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+            logger.warning("What was learnt for eviction cannot be read from %s, and is learnt anew: %s", self.path, error)
+            return False
+        return True
+
+    def save(self, policy: EvictionPolicy) -> None:
+        """Replace the file, whole or not at all; not where nothing was learnt."""
+        learnt = dict(policy.learnt())
+        if not any(array.any() for array in learnt.values()):
+            return
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                np.savez(file, **learnt)  # type: ignore[arg-type]  # the names are not allow_pickle
+            part.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            logger.warning("What was learnt for eviction cannot be kept in %s: %s", self.path, error)
+
+
+def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path:
+    """The file that is configured, else one per model in the user's cache folder."""
+    if config.eviction_file is not None:
+        return Path(config.eviction_file)
+    return home_folder() / "eviction" / f"{fingerprint.hex()[:16]}.npz"

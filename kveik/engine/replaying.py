@@ -1,0 +1,149 @@
+"""Reads traces of requests and replays them through the production pool and index: what would have been found in the cache.
+
+A trace is a file of JSON lines (gzip where the name ends with .gz), one request each, in order of time, as published with
+Mooncake (FAST'25): `timestamp` in ms, `input_length` and `output_length` in tokens, and `hash_ids` of the prompt's successive
+blocks of 512 tokens, where equal ids mean equal content up to there. Nothing else about the requests is known, or needed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kveik.cache.eviction.below import StoreBelow, WriteFilter
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.lru import LruPolicy
+from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.cache.replay import Replay, TraceRequest
+from kveik.errors import BadValue, Unreachable
+
+BLOCK_TOKENS = 512
+
+Policy = Literal["lru", "hazard", "lru-plain"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySetting:
+    """What a trace is replayed with."""
+
+    blocks: int
+    """Blocks that stay cached between requests; the one that runs has its own beside them, unless `inside`."""
+
+    policy: Policy = "hazard"
+    inside: bool = False
+    """Whether the blocks of the request that runs count too: what it computes then pushes others out before it is done."""
+
+    below: int = 0
+    """Blocks of a store below the pool; 0: there is none."""
+
+    policy_below: Literal["lru", "hazard"] = "hazard"
+    write_factor: float | None = 1.5
+    """How much more than recent victims of the store below a block must be worth to be written there; None: all are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFigures:
+    """What one replay brought; hits are shares of all prompt blocks."""
+
+    requests: int
+    blocks: int
+    hit_ratio: float
+    """In the pool and below."""
+
+    hit_ratio_pool: float
+    writes: int
+    """Blocks written to the store below."""
+
+    touches_per_second: float
+    """Prompt blocks per second of CPU time, learning not counted."""
+
+    microseconds_per_request: float
+    lessons: int
+    lesson_milliseconds: float
+    """Of CPU time, on average."""
+
+
+def read_trace(path: Path) -> list[TraceRequest]:
+    """All requests of a trace. Raises `Unreachable` where there is no such file, `BadValue` where a line is none of a trace."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            return [_request(line, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise Unreachable(f"The trace cannot be read: {error}.") from error
+
+
+def _request(line: str, number: int) -> TraceRequest:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        keys = tuple(int(one).to_bytes(16, "big") for one in row["hash_ids"])
+        full = min(int(row["input_length"]) // BLOCK_TOKENS, len(keys))
+        return TraceRequest(float(row["timestamp"]) / 1000, keys, full, int(row["output_length"]))
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise BadValue(
+            f"Line {number} of the trace is not a request: it must be an object with timestamp, input_length, output_length "
+            "and hash_ids.",
+            param="trace",
+        ) from error
+
+
+def replay(requests: Sequence[TraceRequest], setting: ReplaySetting, seed: int) -> ReplayFigures:
+    """One replay. The seed draws what `hazard` samples. Raises `BadValue` where a request does not fit into the pool."""
+    longest = max((len(request.keys) for request in requests), default=0)
+    if setting.inside and longest > setting.blocks:
+        raise BadValue(
+            f"--blocks is {setting.blocks}; with --inside it must hold the longest prompt, {longest}.", param="blocks"
+        )
+    below = _below(setting, seed)
+    world = Replay(
+        setting.blocks,
+        _policy(setting.policy, seed, by_pool=below is None),
+        beside=0 if setting.inside else longest,
+        below=below,
+        plain=setting.policy == "lru-plain",
+    )
+    in_pool = in_below = lessons = 0
+    learning, started = 0.0, time.process_time()
+    for request in requests:
+        found = world.serve(request)
+        in_pool, in_below = in_pool + found.pool, in_below + found.below
+        if world.wants_lesson:
+            before = time.process_time()
+            world.learn()
+            learning, lessons = learning + time.process_time() - before, lessons + 1
+    seconds = max(time.process_time() - started - learning, 1e-9)
+    world.check()
+    blocks = sum(len(request.keys) for request in requests)
+    return ReplayFigures(
+        requests=len(requests),
+        blocks=blocks,
+        hit_ratio=(in_pool + in_below) / max(blocks, 1),
+        hit_ratio_pool=in_pool / max(blocks, 1),
+        writes=below.writes if below else 0,
+        touches_per_second=blocks / seconds,
+        microseconds_per_request=1e6 * seconds / max(len(requests), 1),
+        lessons=lessons,
+        lesson_milliseconds=1e3 * learning / max(lessons, 1),
+    )
+
+
+def _policy(name: str, seed: int, *, by_pool: bool) -> EvictionPolicy | None:
+    """None where the pool's own order does it."""
+    if name == "hazard":
+        return HazardPolicy(BLOCK_TOKENS, random.Random(seed))
+    return None if by_pool else LruPolicy()
+
+
+def _below(setting: ReplaySetting, seed: int) -> StoreBelow | None:
+    if not setting.below:
+        return None
+    policy = _policy(setting.policy_below, seed + 1, by_pool=False)
+    assert policy is not None
+    # Recency has no measure of worth that a filter could go by.
+    filtered = setting.write_factor is not None and setting.policy_below == "hazard"
+    return StoreBelow(setting.below, policy, WriteFilter(setting.write_factor or 0.0) if filtered else None)

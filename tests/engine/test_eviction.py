@@ -1,0 +1,72 @@
+"""What was learnt for eviction survives a restart, and a damaged file costs nothing but what was in it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.policy import Visit
+from kveik.config import CacheConfig
+from kveik.engine.eviction import LearntFile, eviction_policy, learnt_path
+
+
+def taught() -> HazardPolicy:
+    policy = HazardPolicy(16, random.Random(0))
+    for number in range(100):
+        policy.used(Visit([bytes([number % 9])], 1, 50, float(number), float(number)))
+    policy.learn(100.0)
+    return policy
+
+
+def test_what_was_learnt_is_there_after_a_restart(tmp_path: Path) -> None:
+    file, policy, again = LearntFile(tmp_path / "deep" / "learnt.npz"), taught(), HazardPolicy(16, random.Random(0))
+    file.save(policy)
+    assert file.load(again)
+    assert {name: array.tolist() for name, array in again.learnt().items()} == {
+        name: array.tolist() for name, array in policy.learnt().items()
+    }
+    assert [path.name for path in file.path.parent.iterdir()] == ["learnt.npz"]
+
+
+def test_without_a_file_and_without_lessons_nothing_happens(tmp_path: Path) -> None:
+    file, policy = LearntFile(tmp_path / "learnt.npz"), HazardPolicy(16, random.Random(0))
+    assert not file.load(policy)
+    file.save(policy)
+    assert not file.path.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "shape"])
+def test_a_damaged_file_is_passed_over_with_a_warning(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = LearntFile(tmp_path / "learnt.npz")
+    file.save(taught())
+    content = file.path.read_bytes()
+    file.path.write_bytes({"cut": content[:-200], "empty": b"", "garbage": b"x" * 500, "shape": content}[damage])
+    if damage == "shape":
+        import numpy as np
+
+        np.savez(file.path, used=np.ones((2, 3)))
+    policy = HazardPolicy(16, random.Random(0))
+    assert not file.load(policy)
+    assert "learnt anew" in caplog.text
+    assert not policy.learnt()["used"].any()
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    LearntFile(tmp_path / "file" / "learnt.npz").save(taught())
+    assert "cannot be kept" in caplog.text
+
+
+def test_the_policy_is_the_one_that_is_asked_for() -> None:
+    assert isinstance(eviction_policy(CacheConfig(), 0), HazardPolicy)
+    assert eviction_policy(CacheConfig(eviction_policy="lru"), 0) is None
+    assert eviction_policy(CacheConfig(enable_prefix_caching=False), 0) is None
+
+
+def test_each_model_has_its_file_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVEIK_HOME", "/somewhere")
+    assert learnt_path(CacheConfig(), b"\xab" * 32) == Path("/somewhere/eviction/abababababababab.npz")
+    assert learnt_path(CacheConfig(eviction_file="/a/b.npz"), b"") == Path("/a/b.npz")

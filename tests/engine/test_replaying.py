@@ -1,0 +1,72 @@
+"""Traces are read as published, and what is none is refused with its line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from kveik.engine.replaying import ReplaySetting, read_trace, replay
+from kveik.errors import BadValue, Unreachable
+
+TRACE = Path(__file__).parents[1] / "traces" / "synthetic_700.jsonl.gz"
+LINE = '{"timestamp": 1500, "input_length": 1030, "output_length": 7, "hash_ids": [3, 4, 9]}\n'
+
+
+def test_a_line_is_a_request_whose_last_block_may_be_partial(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(LINE + "\n" + LINE)
+    (one, again) = read_trace(path)
+    assert (one.came, one.full, one.tokens_out, len(one.keys), len(set(one.keys))) == (1.5, 2, 7, 3, 3)
+    assert one == again
+
+
+def test_packed_traces_are_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(LINE.encode()))
+    assert len(read_trace(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "nonsense", '{"timestamp": 1}', LINE.replace("[3, 4, 9]", '["x"]'), LINE.replace("3,", "-3,")]
+)
+def test_what_is_no_request_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(LINE + line)
+    with pytest.raises(BadValue, match="Line 2"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"not packed"])
+def test_what_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / ("trace.jsonl.gz" if content == b"not packed" else "trace.jsonl")
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Unreachable, match="cannot be read"):
+        read_trace(path)
+
+
+def test_figures_are_of_all_blocks_and_in_two_stores_they_add_up() -> None:
+    requests = read_trace(TRACE)
+    alone = replay(requests, ReplaySetting(blocks=1000, policy="lru"), 0)
+    two = replay(requests, ReplaySetting(blocks=1000, policy="lru", below=3000), 0)
+    assert alone.requests == 700
+    assert alone.blocks == sum(len(one.keys) for one in requests)
+    assert alone.hit_ratio == alone.hit_ratio_pool == two.hit_ratio_pool
+    assert two.hit_ratio > two.hit_ratio_pool
+    assert two.writes > 0
+    assert alone.touches_per_second == pytest.approx(alone.blocks / (alone.microseconds_per_request * 1e-6 * 700))
+
+
+def test_with_the_running_request_inside_a_pool_finds_a_little_less() -> None:
+    requests = read_trace(TRACE)
+    beside = replay(requests, ReplaySetting(blocks=1000), 0)
+    inside = replay(requests, ReplaySetting(blocks=1000, inside=True), 0)
+    assert beside.lessons > 3
+    assert 0.9 * beside.hit_ratio < inside.hit_ratio < 1.02 * beside.hit_ratio
+
+
+def test_a_pool_that_cannot_hold_the_running_request_is_refused() -> None:
+    with pytest.raises(BadValue, match="longest"):
+        replay(read_trace(TRACE), ReplaySetting(blocks=10, inside=True), 0)
