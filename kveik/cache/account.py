@@ -43,7 +43,7 @@ class Account:
     """When it was first admitted, in seconds."""
 
     kept: int = 0
-    """Whole blocks that it left findable when it gave its blocks back."""
+    """Whole blocks that it ever left findable when it gave its blocks back; some may have gone since."""
 
     target: int = 0
     """Tokens that it computes before it goes on one by one; given at admission."""

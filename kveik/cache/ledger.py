@@ -272,7 +272,7 @@ class CacheLedger:
         self._tables.give_back_row(account.row, len(account.blocks[0]))
         self._by_row[account.row] = None
         self._holders -= 1
-        account.kept = account.registered
+        account.kept = max(account.kept, account.registered)
         account.row, account.matched, account.computed, account.registered = None, 0, 0, 0
         account.blocks = [[] for _ in self._groups]
         account.firsts = [0] * len(self._groups)

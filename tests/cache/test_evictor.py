@@ -113,6 +113,23 @@ def test_blocks_of_a_preempted_request_go_last() -> None:
     assert match.tokens >= 8
 
 
+def test_what_a_request_left_in_an_earlier_life_goes_with_it() -> None:
+    """Preempted with four blocks, of which the second goes meanwhile; admitted again with one, and aborted at once."""
+    policy = HazardPolicy(4, random.Random(0))
+    cache = ledger(policy)
+    compute(cache, 0, range(100, 117))
+    cache.release(0, 17)
+    group = cache._groups[0]
+    group.forget([group.index.by_key[cache._accounts[0].chain.keys[1]]])
+    match = cache.match(0, 16)
+    assert match is not None
+    assert match.full == 1
+    cache.admit(0, match, 17)
+    leave(cache, 0, match.tokens)
+    assert policy.stored_count == 1
+    assert group.pool.full == 1
+
+
 def test_a_chain_that_goes_takes_its_blocks_in_every_group_with_it() -> None:
     cache = ledger(LruPolicy(), blocks=(8, 100), windows=(None, 9))
     for number in range(6):
