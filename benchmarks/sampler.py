@@ -1,30 +1,33 @@
-"""What sampling costs per step: `python benchmarks/sampler.py [--threads 2] [--scale 3]`.
+"""What sampling costs per step: `python -m benchmarks.sampler [--threads 2] [--scale 2] [--write docs]`.
 
 Logits are normal with a given spread, plus one peak per row as trained models have it. `flat` rows have no peak, the worst case
-for top_p. Each figure is the best of several steps, in milliseconds; `per row` is that figure over the batch, in microseconds.
+for top_p. Each figure is the best of several steps, in milliseconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 
+from benchmarks.facts import environment, sentence
+from benchmarks.pages import PAGE, keep, table, write_section
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.sample.sampler import Sampler
 
-BATCHES = (1, 32, 256)
+BATCHES = (1, 8, 32, 64)
 VOCABULARIES = (49152, 151936)
 OUTPUT_TOKENS = 500
 KINDS: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0.0},
-    "temperature": {"temperature": 0.8},
-    "temperature + top_p": {"temperature": 0.8, "top_p": 0.95},
-    "temperature + top_p, flat": {"temperature": 0.8, "top_p": 0.95},
-    "top_k 40 + top_p": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
-    "min_p": {"temperature": 0.8, "min_p": 0.05},
+    "temperature": {"temperature": 0.7},
+    "temperature + top_p": {"temperature": 0.7, "top_p": 0.9},
+    "temperature + top_p, flat": {"temperature": 0.7, "top_p": 0.9},
+    "top_k 40 + top_p": {"temperature": 0.7, "top_k": 40, "top_p": 0.9},
+    "min_p": {"temperature": 0.7, "min_p": 0.05},
     "greedy + penalties": {"temperature": 0.0, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
     "greedy + 5 logprobs": {"temperature": 0.0, "logprobs": 5},
 }
@@ -66,18 +69,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--scale", type=float, default=2.0, help="spread of the logits")
     parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the figures into this folder and its page")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{options.threads} threads, milliseconds per step (microseconds per row)\n")
-    print(f"| {'':26} | " + " | ".join(f"{vocab:>6} × {batch:>3}" for vocab in VOCABULARIES for batch in BATCHES) + " |")
-    print("|---" * (1 + len(VOCABULARIES) * len(BATCHES)) + "|")
+    facts = environment()
+    rows = [["rows", *(f"{vocab:,} × {batch}" for vocab in VOCABULARIES for batch in BATCHES)]]
     for kind in KINDS:
-        cells = []
-        for vocab in VOCABULARIES:
-            for batch in BATCHES:
-                cost = step_ms(batch, vocab, kind, options.scale, options.repeats)
-                cells.append(f"{cost:.2f} ({cost / batch * 1e3:.0f})".rjust(12))
-        print(f"| {kind:26} | " + " | ".join(cells) + " |", flush=True)
+        costs = [step_ms(batch, vocab, kind, options.scale, options.repeats) for vocab in VOCABULARIES for batch in BATCHES]
+        rows.append([kind, *(f"{cost:.2f}" for cost in costs)])
+        print("  ".join(cell.rjust(8) for cell in rows[-1]), flush=True)
+    print(f"\n{options.threads} threads, milliseconds per step\n\n{table(rows)}\n\n{sentence(facts)}")
+    if options.write:
+        keep(options.write, "sampler", {"rows": rows, "threads": options.threads, "environment": facts})
+        write_section(options.write / PAGE, "sampler", f"{table(rows)}\n\n<sub>{sentence(facts)}</sub>")
 
 
 if __name__ == "__main__":

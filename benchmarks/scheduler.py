@@ -5,7 +5,7 @@
     settle    tokens are appended, whole blocks registered, who is done released
     record    the rest: events to the metrics, and every token into its reader's stream
 
-python benchmarks/scheduler.py [--decodes 32 256 1024] [--contexts 100 30000] [--own]
+python -m benchmarks.scheduler [--decodes 32 256 1024] [--contexts 100 30000] [--own] [--write docs]
 
 CPU time of one thread, in milliseconds. Lengths are spread over a block, so that every step has as many blocks to take and to
 register. Contexts beyond 4,000 tokens share all but their last 64 tokens, which makes them quick to build; not so with --own.
@@ -19,11 +19,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.facts import environment, sentence
+from benchmarks.pages import PAGE, keep, table, write_section
 from kveik.cache.layout import LayerGroup, blocks_for
 from kveik.cache.ledger import CacheLedger
 from kveik.clock import SystemClock
@@ -181,7 +184,8 @@ class Bench:
             stream._drain()
 
 
-def measure(count: int, context: int, steps: int, *, own: bool) -> None:
+def measure(count: int, context: int, steps: int, *, own: bool) -> dict[str, list[float]]:
+    """Milliseconds of every part in every step."""
     bench = Bench(count, context, steps, own=own)
     while bench.scheduler.running < count or bench.scheduler.waiting or any(bench.scheduler._prefills):
         bench.step()
@@ -197,8 +201,13 @@ def measure(count: int, context: int, steps: int, *, own: bool) -> None:
         parts["all"].append(sum(spent.values()) * 1e3)
     gc.unfreeze()
     assert bench.scheduler.running == count
-    cells = [f"{statistics.median(times):.3f} ({statistics.quantiles(times, n=100)[98]:.2f})" for times in parts.values()]
-    print(f"| {count:>5} | {context:>7} | " + " | ".join(cell.rjust(15) for cell in cells) + " |", flush=True)
+    return parts
+
+
+def row(count: int, context: int, parts: dict[str, list[float]]) -> list[str]:
+    """The cells of one line: medians, and the 99th percentile of the whole."""
+    medians = [f"{statistics.median(times):.3f}" for times in parts.values()]
+    return [f"{count:,}", f"{context:,}", *medians, f"{statistics.quantiles(parts['all'], n=100)[98]:.2f}"]
 
 
 def main() -> None:
@@ -207,14 +216,19 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[100, 30_000])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--own", action="store_true", help="no context shares anything with another")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the figures into this folder and its page")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"median (p99) of {options.steps} steps, ms\n")
-    print(f"| {'N':>5} | context | " + " | ".join(part.rjust(15) for part in (*PARTS, "all")) + " |")
-    print("|---:" * (2 + len(PARTS) + 1) + "|")
+    facts = environment()
+    rows = [["decodes", "context", *PARTS, "all", "all, p99"]]
     for context in options.contexts:
         for count in options.decodes:
-            measure(count, context, options.steps, own=options.own)
+            rows.append(row(count, context, measure(count, context, options.steps, own=options.own)))
+            print("  ".join(cell.rjust(8) for cell in rows[-1]), flush=True)
+    print(f"\n{table(rows, words=0)}\n\n{sentence(facts)}")
+    if options.write:
+        keep(options.write, "step", {"rows": rows, "environment": facts})
+        write_section(options.write / PAGE, "step", f"{table(rows, words=0)}\n\n<sub>{sentence(facts)}</sub>")
 
 
 if __name__ == "__main__":
