@@ -96,12 +96,14 @@ class HazardPolicy:
         self._requests += 1
         self._forget()
 
-    def returned(self, keys: Sequence[Key], now: float) -> None:
-        self._now = now
-        known = self._tree.known(keys)
-        path = self._path(keys, known)
-        self._extend(path, keys, known, now)
-        self._fill(path, len(keys))
+    def returned(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            segment = self._tree.owner.get(key)
+            if segment is not None:
+                self._place(segment)
+            elif key in self._strays_aside:
+                del self._strays_aside[key]
+                self._strays[key] = None
 
     def stored(self, key: Key, now: float) -> None:
         self._now = now
@@ -122,6 +124,8 @@ class HazardPolicy:
         segment = self._tree.owner.get(key)
         if segment is not None:
             self._cut(segment, segment.keys.index(key))
+            # Set aside for its last record's sake, it has another last one now.
+            self._place(segment)
         self._strays.pop(key, None)
         self._strays_aside.pop(key, None)
 

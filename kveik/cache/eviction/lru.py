@@ -26,13 +26,7 @@ class LruPolicy:
         return key in self._touched or key in self._aside
 
     def used(self, visit: Visit) -> None:
-        self._touch(visit.keys, visit.stored, visit.went)
-
-    def returned(self, keys: Sequence[Key], now: float) -> None:
-        self._touch(keys, len(keys), now)
-
-    def _touch(self, keys: Sequence[Key], stored: int, now: float) -> None:
-        touched, aside = self._touched, self._aside
+        keys, now, touched, aside = visit.keys, visit.went, self._touched, self._aside
         if aside:
             for key in keys:
                 if aside.pop(key, None) is not None:
@@ -40,12 +34,21 @@ class LruPolicy:
         # The end is touched first, so that it goes first.
         for place in range(len(keys) - 1, -1, -1):
             key = keys[place]
-            if place < stored or key in touched:
+            if place < visit.stored or key in touched:
                 touched[key] = now
                 touched.move_to_end(key)
 
+    def returned(self, keys: Sequence[Key]) -> None:
+        # All of them anew, as a pool does with blocks that are given back: so a beginning stays behind what follows it.
+        for key in reversed(keys):
+            if key in self._aside:
+                self._touched[key] = self._aside.pop(key)
+            elif key in self._touched:
+                self._touched.move_to_end(key)
+
     def stored(self, key: Key, now: float) -> None:
-        self._touched.setdefault(key, now)
+        if key not in self._aside:
+            self._touched.setdefault(key, now)
 
     def discarded(self, key: Key) -> None:
         self._touched.pop(key, None)

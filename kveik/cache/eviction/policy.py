@@ -6,7 +6,7 @@ one to give up. Keys come in chains: a request's blocks from the first on, each 
 beginning: leaves before parents.
 
     used        a request is done with a chain: what it was like is noted, and its records may go from now on
-    returned    records may go, and nothing is noted: their holder was preempted
+    returned    records that were set aside may go again, and nothing is noted of it
     stored      one more record is in this store (a tier: written when the store above gave it up)
     discarded   a record is gone without having been asked for: it was found damaged, or everything was forgotten
     victim      the record to give up next; it is gone from then on
@@ -27,6 +27,21 @@ Learnt = Mapping[str, NDArray[np.float64]]
 """What a policy has learnt, as arrays by name: saved by whoever has files, and given back after a restart."""
 
 
+USUAL = 35
+"""Level of records that nobody hints about, on a scale from 0 to 100; as in TensorRT-LLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """A request's hint about the blocks of its prompt and answer."""
+
+    priority: int
+    """0 to 100. Above usual: they stay while others can go. Below: they go first, whenever that is."""
+
+    seconds: float
+    """For how long it holds, from the end of the request, where it is above usual."""
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
     """One request, when it is done."""
@@ -45,6 +60,9 @@ class Visit:
 
     went: float
     """When it was done, on the same clock: from here on the age of its records counts."""
+
+    retention: Retention | None = None
+    """What the request asked for; only `priority` heeds it."""
 
 
 class Chance(Protocol):
@@ -69,8 +87,8 @@ class EvictionPolicy(Protocol):
 
     def used(self, visit: Visit) -> None: ...
 
-    def returned(self, keys: Sequence[Key], now: float) -> None:
-        """`keys`: a chain from its first block on, all of them in the store; some may be new to the policy."""
+    def returned(self, keys: Sequence[Key]) -> None:
+        """`keys`: any that it knows or not, of a chain the beginning first."""
         ...
 
     def stored(self, key: Key, now: float) -> None: ...

@@ -11,12 +11,15 @@ import pytest
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key
+from kveik.cache.eviction.priority import PriorityPolicy
 from tests.cache.eviction.making import always, chain, drawn_chain, visit
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": LruPolicy,
     "hazard": lambda: HazardPolicy(512, random.Random(0)),
     "hazard of few samples": lambda: HazardPolicy(512, random.Random(0), samples=2),
+    "priority over lru": lambda: PriorityPolicy(LruPolicy(), 40),
+    "priority over hazard": lambda: PriorityPolicy(HazardPolicy(512, random.Random(0)), 40),
 }
 
 
@@ -46,15 +49,15 @@ class Store:
         self.running.append([key for key in keys if key in self.keys])
 
     def end(self) -> None:
-        """It computed the rest, and is done, or preempted."""
+        """It computed the rest and is done, or gave way before it computed anything."""
         found = self.running.pop(self.chance.randrange(len(self.running)))
+        if self.chance.random() < 0.2:
+            self.policy.returned(found)
+            return
         start = found[-1] if found else b""
         keys = chain(*start, *(self.chance.randrange(3) for _ in range(self.chance.randrange(1, 5))))
         self.keys.update(keys)
-        if self.chance.random() < 0.8:
-            self.policy.used(visit(keys, self.now, out=self.chance.randrange(400)))
-        else:
-            self.policy.returned(keys, self.now)
+        self.policy.used(visit(keys, self.now, out=self.chance.randrange(400)))
 
     def give_up(self) -> None:
         key = self.policy.victim(self.may_go, self.now)
@@ -119,7 +122,7 @@ def test_a_record_that_was_held_when_asked_for_is_offered_after_it_was_returned(
     policy.used(visit(chain(1, 2), 0.0))
     assert policy.victim(lambda _: False, 1.0) is None
     assert policy.victim(always, 1.0) is None
-    policy.returned(chain(1, 2), 2.0)
+    policy.returned(chain(1, 2))
     assert [policy.victim(always, 3.0) for _ in range(3)] == [*reversed(chain(1, 2)), None]
 
 
@@ -128,14 +131,14 @@ def test_what_nobody_knows_is_worth_least(policy: EvictionPolicy) -> None:
     assert policy.worth(b"\x09", 1.0) < policy.worth(b"\x01", 1.0)
 
 
-def test_what_was_learnt_is_kept_over_a_restart(policy: EvictionPolicy) -> None:
+def test_what_was_learnt_is_kept_over_a_restart(policy: EvictionPolicy, request: pytest.FixtureRequest) -> None:
     chance, now = random.Random(3), 0.0
     for _ in range(200):
         now += 1.0
         policy.used(visit(drawn_chain(chance), now))
     policy.learn(now)
     tables = policy.learnt()
-    again = type(policy)(*((512, random.Random(0)) if isinstance(policy, HazardPolicy) else ()))
+    again = POLICIES[request.node.callspec.params["policy"]]()
     again.restore(tables)
     assert {name: table.tolist() for name, table in again.learnt().items()} == {
         name: table.tolist() for name, table in tables.items()
