@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kveik.cache.eviction.policy import Retention
 from kveik.cache.keys import KeyChain
 
 
@@ -41,6 +42,9 @@ class Account:
 
     came: float | None = None
     """When it was first admitted, in seconds."""
+
+    retention: Retention | None = None
+    """What its request asked for about the blocks that it leaves behind."""
 
     kept: int = 0
     """Whole blocks that it ever left findable when it gave its blocks back; some may have gone since."""

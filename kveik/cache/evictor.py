@@ -14,10 +14,16 @@ from collections.abc import Callable, Sequence, Set
 from functools import partial
 from itertools import islice
 
-from kveik.cache.eviction.policy import EvictionPolicy, Visit
+from kveik.cache.eviction.policy import EvictionPolicy, Retention, Visit
 from kveik.cache.group import GroupBlocks
+from kveik.cache.layout import LayerGroup
 
 SAMPLES = 16
+
+
+def leading(groups: Sequence[LayerGroup]) -> int:
+    """Number of the group whose blocks the policy counts."""
+    return next((number for number, group in enumerate(groups) if group.window is None), 0)
 
 
 class Evictor:
@@ -32,7 +38,7 @@ class Evictor:
         """Called with the key of a full block before its content goes: a store below may take it."""
 
         self._groups = groups
-        self._lead = next((group for group in groups if group.window is None), groups[0])
+        self._lead = groups[leading([group.group for group in groups])]
         if policy is None:
             return
         for group in groups:
@@ -40,7 +46,7 @@ class Evictor:
         self._lead.give_up = self._give_up
         self._lead.forgotten = policy.discarded
 
-    def finished(self, keys: Sequence[bytes], *, tokens_out: int, came: float) -> None:
+    def finished(self, keys: Sequence[bytes], *, tokens_out: int, came: float, retention: Retention | None = None) -> None:
         """A request is over whose full blocks had these keys; nobody holds them for it any more."""
         policy, by_key = self.policy, self._lead.index.by_key
         if policy is None:
@@ -51,7 +57,7 @@ class Evictor:
             for key in keys[stored:]:
                 group.lose(key)
                 policy.discarded(key)
-        policy.used(Visit(keys, stored, tokens_out, came, self.now))
+        policy.used(Visit(keys, stored, tokens_out, came, self.now, retention))
 
     def learn(self) -> None:
         """Let the policy draw conclusions if it has seen enough: milliseconds, at most once per 64 requests."""

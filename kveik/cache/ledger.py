@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kveik.cache.account import Account, PrivateSpace
 from kveik.cache.block_table import BlockTables
 from kveik.cache.claims import Claims
-from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.cache.eviction.policy import EvictionPolicy, Retention
 from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks, GroupUsage
 from kveik.cache.held import check_account
@@ -176,6 +176,7 @@ class CacheLedger:
         salt: str | None = None,
         adapter: bytes | None = None,
         media: bytes | None = None,
+        retention: Retention | None = None,
     ) -> None:
         """Get to know a sequence. `tokens` is kept and read later; `request` tells whose choices may share without caching."""
         private = None if self._caching else request
@@ -185,7 +186,7 @@ class CacheLedger:
         chain = KeyChain(namespace, self.block_size)
         groups = len(self._groups)
         self._accounts[sequence_id] = Account(
-            sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups, prompt=len(tokens)
+            sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups, prompt=len(tokens), retention=retention
         )
 
     def admit(self, sequence_id: int, match: PrefixMatch | None, target: int) -> Admission:
@@ -292,7 +293,7 @@ class CacheLedger:
         assert account.row is None, f"sequence {sequence_id} still holds blocks"
         if account.came is not None:
             keys, answer = account.chain.keys[: account.kept], len(account.tokens) - account.prompt
-            self.evictor.finished(keys, tokens_out=answer, came=account.came)
+            self.evictor.finished(keys, tokens_out=answer, came=account.came, retention=account.retention)
         space = self._private.get(account.chain.namespace)
         if space is None:
             return

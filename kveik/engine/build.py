@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kveik.cache.evictor import leading
 from kveik.cache.ledger import CacheLedger
 from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
@@ -172,7 +173,7 @@ def _join(
         fingerprint=fingerprint,
         # Keys and values depend on the arithmetic that made them, not only on how they are stored.
         kv_dtype=f"{plan.kv_type.name} of {decoder.arithmetic}",
-        eviction=eviction_policy(config.cache, config.stream.seed),
+        eviction=eviction_policy(config.cache, memory.blocks[leading(plan.spec.groups)], config.stream.seed),
     )
     scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids)
     executor = ModelExecutor(

@@ -12,18 +12,24 @@ from pathlib import Path
 import numpy as np
 
 from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.config import CacheConfig
 from kveik.model.catalogue import home_folder
 
 logger = logging.getLogger(__name__)
 
 
-def eviction_policy(config: CacheConfig, seed: int) -> EvictionPolicy | None:
-    """None: the pool's own order, least recently used first."""
-    if config.eviction_policy == "lru" or not config.enable_prefix_caching:
+def eviction_policy(config: CacheConfig, blocks: int, seed: int) -> EvictionPolicy | None:
+    """The policy that is asked for, bounded by requests' hints. `blocks`: of the group that leads.
+
+    None: without prefix caching there is nothing to decide.
+    """
+    if not config.enable_prefix_caching:
         return None
-    return HazardPolicy(config.block_size, random.Random(seed))
+    policy = LruPolicy() if config.eviction_policy == "lru" else HazardPolicy(config.block_size, random.Random(seed))
+    return PriorityPolicy(policy, blocks)
 
 
 class LearntFile:

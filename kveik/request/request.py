@@ -13,6 +13,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_SALT_CHARACTERS = 512
+MAX_RETENTION_SECONDS = 30 * 86_400
 MAX_PRIORITY = 1 << 31
 
 
@@ -139,6 +140,21 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
             raise BadValue(f"logit_bias for token {token} is {value}; it must be in [-100, 100].", param="logit_bias")
 
 
+@dataclass(frozen=True, slots=True)
+class CacheRetention:
+    """How long the caller wants what this request leaves in the cache to stay."""
+
+    priority: int
+    """0 to 100; 35 is what everybody has who says nothing. Above: blocks stay while others can go. Below: they go first."""
+
+    seconds: float
+    """For how long it holds after the request's end, where it is above 35."""
+
+    def __post_init__(self) -> None:
+        _check_range("cache_retention.priority", self.priority, 0, 100)
+        _check_range("cache_retention.seconds", self.seconds, 0, MAX_RETENTION_SECONDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt, its parameters and who asked."""
@@ -159,6 +175,8 @@ class Request:
 
     cache_salt: str | None = None
     """The caller's own salt, on top of the tenant's."""
+
+    retention: CacheRetention | None = None
 
     media_hash: bytes | None = None
     """Digest of media that the prompt's placeholders stand for; None: text only."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from kveik.cache.eviction.policy import Retention
 from kveik.cache.ledger import CacheLedger
 from kveik.cache.match import PrefixMatch
 from kveik.config import ScheduleConfig
@@ -118,6 +119,7 @@ class Scheduler:
             tenant=request.tenant,
             salt=request.cache_salt,
             media=request.media_hash,
+            retention=None if (hint := request.retention) is None else Retention(hint.priority, hint.seconds),
         )
         self._line.add(self._policy.order(sequence), sequence)
         self._hopeless = False

@@ -10,7 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from kveik.request.request import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SALT_CHARACTERS, MAX_STOPS
+from kveik.request.request import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_RETENTION_SECONDS,
+    MAX_SALT_CHARACTERS,
+    MAX_STOPS,
+)
 from kveik.server.limits import (
     MAX_DETOKENIZE_TOKENS,
     MAX_MESSAGES,
@@ -84,6 +91,18 @@ class StreamOptions(BaseModel):
     """Send one more chunk, without choices, that holds the usage."""
 
 
+class RetentionBody(BaseModel):
+    """How long what this request leaves in the cache should stay."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    priority: int = Field(ge=0, le=100)
+    """35 is usual; above, blocks stay while others can go; below, they go first."""
+
+    seconds: float = Field(3600, gt=0, le=MAX_RETENTION_SECONDS)
+    """For how long it holds after the request's end."""
+
+
 class GenerationBody(_Body):
     """What both endpoints understand."""
 
@@ -109,6 +128,7 @@ class GenerationBody(_Body):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache_retention: RetentionBody | None = None
 
 
 class CompletionBody(GenerationBody):

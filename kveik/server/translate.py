@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kveik.errors import BadValue, ModelNotFound
-from kveik.request.request import MAX_LOGIT_BIAS, Request, SamplingParams
+from kveik.request.request import MAX_LOGIT_BIAS, CacheRetention, Request, SamplingParams
 from kveik.server.foreign import refuse_foreign
 from kveik.server.limits import MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
 from kveik.server.prompts import (
@@ -215,6 +215,7 @@ def _include_usage(body: GenerationBody) -> bool:
 def _requests(
     body: GenerationBody, asker: Asker, sampling: SamplingParams, prompts: list[Prompt], rooms: list[int]
 ) -> tuple[Request, ...]:
+    hint = body.cache_retention
     return tuple(
         Request(
             id=f"{asker.id}-{index}",
@@ -223,6 +224,7 @@ def _requests(
             priority=body.priority or 0,
             tenant=asker.tenant,
             cache_salt=body.cache_salt,
+            retention=None if hint is None else CacheRetention(hint.priority, hint.seconds),
         )
         for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
     )

@@ -9,7 +9,8 @@ import pytest
 
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
-from kveik.cache.eviction.policy import EvictionPolicy, Key, MayGo
+from kveik.cache.eviction.policy import EvictionPolicy, Key, MayGo, Retention
+from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.layout import LayerGroup
 from kveik.cache.ledger import CacheLedger
 from tests.cache.making import admit, compute, leave, serve
@@ -184,3 +185,18 @@ def test_values_that_are_not_finite_leave_the_policy_nothing() -> None:
     cache.disown(0)
     leave(cache, 0, 16)
     assert policy.stored_count == 0
+
+
+def test_what_a_request_asks_to_keep_is_kept_and_what_it_lets_go_goes() -> None:
+    cache = ledger(PriorityPolicy(LruPolicy(), 16))
+    for number, priority in ((0, 80), (1, 0)):
+        tokens = list(range(100 * number, 100 * number + 9))
+        cache.open(number, tokens, request="r", retention=Retention(priority, 1000.0))
+        cache.admit(number, None, 9)
+        cache.grow(number, 9)
+        leave(cache, number, 9)
+    # Two full blocks each, of sixteen: the eighth request pushes a full block out, and the ninth and tenth two each.
+    for number in range(2, 10):
+        serve(cache, number, range(100 * number, 100 * number + 9))
+    assert admit(cache, 20, range(100, 109)).matched == 0
+    assert admit(cache, 21, range(9)).matched == 8

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import Visit
+from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.config import CacheConfig
 from kveik.engine.eviction import LearntFile, eviction_policy, learnt_path
 
@@ -45,8 +48,6 @@ def test_a_damaged_file_is_passed_over_with_a_warning(tmp_path: Path, damage: st
     content = file.path.read_bytes()
     file.path.write_bytes({"cut": content[:-200], "empty": b"", "garbage": b"x" * 500, "shape": content}[damage])
     if damage == "shape":
-        import numpy as np
-
         np.savez(file.path, used=np.ones((2, 3)))
     policy = HazardPolicy(16, random.Random(0))
     assert not file.load(policy)
@@ -61,9 +62,11 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog:
 
 
 def test_the_policy_is_the_one_that_is_asked_for() -> None:
-    assert isinstance(eviction_policy(CacheConfig(), 0), HazardPolicy)
-    assert eviction_policy(CacheConfig(eviction_policy="lru"), 0) is None
-    assert eviction_policy(CacheConfig(enable_prefix_caching=False), 0) is None
+    for name, kind in (("hazard", HazardPolicy), ("lru", LruPolicy)):
+        policy = eviction_policy(CacheConfig(eviction_policy=name), 100, 0)
+        assert isinstance(policy, PriorityPolicy)
+        assert isinstance(policy.policy, kind)
+    assert eviction_policy(CacheConfig(enable_prefix_caching=False), 100, 0) is None
 
 
 def test_each_model_has_its_file_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kveik.errors import BadValue, KveikError, ModelNotFound, PromptTooLong, Unsupported
-from kveik.request.request import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS
+from kveik.request.request import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS, CacheRetention
 from kveik.server.body import parse
 from kveik.server.envelope import json_bytes
 from kveik.server.foreign import NEUTRAL, RENAMED
@@ -55,7 +55,7 @@ def test_every_extra_reaches_the_request() -> None:
         max_tokens=9, temperature=0, top_p=0.5, n=3, stop="DEF", presence_penalty=-1, frequency_penalty=1,
         logit_bias={"7": -100}, seed=5, top_k=4, min_p=0.1, repetition_penalty=1.5, stop_token_ids=[3], ignore_eos=True,
         min_tokens=2, skip_special_tokens=False, include_stop_str_in_output=True, prompt_logprobs=3, logprobs=4,
-        cache_salt="salt", priority=-2,
+        cache_salt="salt", priority=-2, cache_retention={"priority": 80, "seconds": 60},
     ).requests  # fmt: skip
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.n) == (9, 0, 0.5, 3)
@@ -65,6 +65,12 @@ def test_every_extra_reaches_the_request() -> None:
     assert (sampling.min_tokens, sampling.skip_special_tokens, sampling.include_stop_str_in_output) == (2, False, True)
     assert (sampling.prompt_logprobs, sampling.logprobs) == (3, 4)
     assert (request.cache_salt, request.priority) == ("salt", -2)
+    assert request.retention == CacheRetention(80, 60)
+
+
+def test_a_hint_of_retention_holds_for_an_hour_unless_told_otherwise() -> None:
+    (request,) = complete(cache_retention={"priority": 10}).requests
+    assert request.retention == CacheRetention(10, 3600)
 
 
 def test_nulls_mean_absence() -> None:
@@ -239,6 +245,11 @@ def test_bias_on_every_real_token_is_taken_and_two_spellings_are_one_token() -> 
         ("cache_salt", ""),
         ("cache_salt", 5),
         ("cache_salt", "x" * 513),
+        ("cache_retention", 80),
+        ("cache_retention", {"priority": 101}),
+        ("cache_retention", {"priority": 80, "seconds": 0}),
+        ("cache_retention", {"priority": 80, "duration": 5}),
+        ("cache_retention", {"seconds": 5}),
         ("best_of", 2),
         ("echo", "yes"),
         ("stream_options", {"include_usage": True}),
