@@ -1,0 +1,151 @@
+"""One block of one layer group as bytes that can be trusted or refused: a header of 128 bytes, and the payload behind it.
+
+    offset  bytes
+         0      4   magic "KVKR"
+         4      2   version of this layout
+         6      1   encoding of the payload
+         7      1   0
+         8      4   number of the layer group
+        12      4   tokens
+        16      8   bytes of the payload
+        24     32   fingerprint: model, weights, type of keys and values, block size, shape of the group
+        56     32   key of the block: covers everything its content depends on
+        88     24   0
+       112     16   XXH3-128 of all before it and of the payload
+       128      …   payload
+
+Numbers are little-endian. The checksum finds accidents, not attacks: who can write into a store can write what verifies.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+import xxhash
+
+MAGIC = b"KVKR"
+VERSION = 1
+DIGEST_BYTES = 32
+"""Of a fingerprint, and of a block's key."""
+
+CHECKSUM_BYTES = 16
+HEADER_BYTES = 128
+_CHECKED = HEADER_BYTES - CHECKSUM_BYTES
+_HEADER = struct.Struct("<4sHBxIIQ32s32s24x")
+assert _HEADER.size == _CHECKED
+
+
+class Encoding(IntEnum):
+    """How the payload holds a block."""
+
+    RAW = 0
+    """Byte for byte as in the pool."""
+
+    INT8 = 1
+    """Rows of int8, then their scales: see `tiers/encode.py`."""
+
+
+class Miss(StrEnum):
+    """Why a record was not loaded."""
+
+    ABSENT = "absent"
+    """The store does not have it, or no more."""
+
+    TORN = "torn"
+    """Too short, too long, or no record of this layout."""
+
+    FOREIGN = "foreign"
+    """Of another model, another group or another block."""
+
+    DAMAGED = "damaged"
+    """The checksum is wrong."""
+
+    LATE = "late"
+    """The deadline passed, or nobody waits for it any more."""
+
+    REFUSED = "refused"
+    """Not even tried: the tier has failed too often of late, is stuck, or has too much to do."""
+
+    FAILED = "failed"
+    """The store could not read."""
+
+
+class Refusal(StrEnum):
+    """Why a record was not stored."""
+
+    FULL = "full"
+    """There is no room within the store's bound."""
+
+    DROPPED = "dropped"
+    """There is no room in front of the store: it is slower than what comes."""
+
+    REFUSED = "refused"
+    """Not even tried: the tier has failed too often of late, or is closing."""
+
+    FAILED = "failed"
+    """The store could not write."""
+
+
+class RecordKey(NamedTuple):
+    """What a record is found by."""
+
+    group: int
+    """Number of the layer group."""
+
+    block: bytes
+    """The block's chained key, 32 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """What every record of one layer group looks like in one tier."""
+
+    fingerprint: bytes
+    group: int
+    tokens: int
+    encoding: Encoding
+    payload_bytes: int
+
+    def __post_init__(self) -> None:
+        assert len(self.fingerprint) == DIGEST_BYTES, "a fingerprint has 32 bytes"
+        assert self.payload_bytes > 0
+
+    @property
+    def record_bytes(self) -> int:
+        return HEADER_BYTES + self.payload_bytes
+
+    def seal(self, record: memoryview, block: bytes) -> None:
+        """Write the header in front of the payload, which stands in `record` from HEADER_BYTES on already."""
+        assert len(record) == self.record_bytes, "the record has another size than its format says"
+        assert len(block) == DIGEST_BYTES, "a block's key has 32 bytes"
+        head = _HEADER.pack(MAGIC, VERSION, self.encoding, self.group, self.tokens, self.payload_bytes, self.fingerprint, block)
+        record[:_CHECKED] = head
+        record[_CHECKED:HEADER_BYTES] = _checksum(head, record[HEADER_BYTES:])
+
+    def verify(self, record: memoryview, key: RecordKey) -> memoryview | Miss:
+        """The payload, as a view of `record`, or why it must not be used. Reads every byte."""
+        if len(record) < HEADER_BYTES:
+            return Miss.TORN
+        magic, version, encoding, group, tokens, size, fingerprint, block = _HEADER.unpack_from(record)
+        if magic != MAGIC or version != VERSION or size != len(record) - HEADER_BYTES:
+            return Miss.TORN
+        found = (fingerprint, group, tokens, encoding, size)
+        if found != self._identity or group != key.group or block != key.block:
+            return Miss.FOREIGN
+        payload = record[HEADER_BYTES:]
+        if record[_CHECKED:HEADER_BYTES] != _checksum(record[:_CHECKED], payload):
+            return Miss.DAMAGED
+        return payload
+
+    @property
+    def _identity(self) -> tuple[bytes, int, int, int, int]:
+        return self.fingerprint, self.group, self.tokens, self.encoding, self.payload_bytes
+
+
+def _checksum(head: bytes | memoryview, payload: memoryview) -> bytes:
+    digest = xxhash.xxh3_128(head)
+    digest.update(payload)
+    return digest.digest()
