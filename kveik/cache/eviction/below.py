@@ -6,6 +6,8 @@ more than what this store has been giving up lately: most records are used once,
 
 from __future__ import annotations
 
+import math
+
 from kveik.cache.eviction.policy import EvictionPolicy, Key, MayGo
 
 FACTOR = 1.5
@@ -27,7 +29,9 @@ class WriteFilter:
         return worth >= self.factor * self._mean
 
     def gave_up(self, worth: float) -> None:
-        """What the store gave up was worth so much."""
+        """What the store gave up was worth so much. What nobody knows the worth of says nothing."""
+        if not math.isfinite(worth):
+            return
         self._seen = min(self._seen + 1, REMEMBERED)
         self._mean += (worth - self._mean) / self._seen
 

@@ -1,0 +1,155 @@
+"""The tiers below the pool, as one chain: what one gives up is offered to the next, and a hit is what all groups can serve.
+
+    pool ──offered──> ram ──victims──> disk ──victims──> remote      each with its own bound and policy
+      └──inserted────────────────────────┴─────────────────┘         those that write through
+
+Decisions are orders (`orders.py`), taken by whoever moves bytes. What becomes of them is told back: `stored`, `failed`, `gone`.
+Whatever goes wrong below ends here as a record that is not there: never as an error of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kveik.cache.directory.found import Below, InPool, find_below
+from kveik.cache.directory.orders import Clear, Delete, Fetch, Order, Spill
+from kveik.cache.directory.tier import TierRecords
+from kveik.cache.eviction.policy import Key, Visit
+from kveik.cache.layout import LayerGroup
+
+
+class Directory:
+    """Who has which record. Single-threaded, pure; time comes in as an argument."""
+
+    def __init__(self, groups: Sequence[LayerGroup], block_size: int, tiers: Sequence[TierRecords]) -> None:
+        """`tiers`: from the nearest to the pool down."""
+        for tier in tiers:
+            assert len(tier.spec.record_bytes) == len(groups), "a tier does not know how large every group's records are"
+        self.tiers = tuple(tiers)
+        self._groups = tuple(groups)
+        self._block_size = block_size
+        self._orders: list[Order] = []
+
+    # Questions.
+
+    def found(self, keys: Sequence[Key], hit: tuple[int, int], in_pool: InPool) -> Below:
+        """What lies below behind the pool's hit (its tokens, and whole blocks among them): O(tiers · new blocks)."""
+        return find_below(self._groups, self.tiers, keys, hit, self._block_size, in_pool)
+
+    def unknown(self, keys: Iterable[Key]) -> list[tuple[int, list[Key]]]:
+        """Per tier in which others write too, those keys of which nothing is known to be there: worth asking for."""
+        return [
+            (number, [key for key in keys if not tier.stored(key)])
+            for number, tier in enumerate(self.tiers)
+            if not tier.spec.ours
+        ]
+
+    # What happens above. Each may give orders.
+
+    def offered(self, key: Key, groups: int, now: float) -> None:
+        """The pool gives up a content that these groups (bits) have."""
+        self._offer(0, None, key, groups, now)
+
+    def inserted(self, key: Key, groups: int, now: float) -> None:
+        """The pool has a new content, all slots of it written, in these groups."""
+        for number, tier in enumerate(self.tiers):
+            if tier.spec.writes == "write-through":
+                self._offer_to(number, None, key, groups, now)
+
+    def used(self, visit: Visit) -> None:
+        """A request is done."""
+        for tier in self.tiers:
+            tier.used(visit)
+
+    def _offer(self, first: int, source: int | None, key: Key, groups: int, now: float) -> None:
+        """To one tier after the other, until one has it."""
+        for number in range(first, len(self.tiers)):
+            if self._offer_to(number, source, key, groups, now):
+                return
+
+    def _offer_to(self, number: int, source: int | None, key: Key, groups: int, now: float) -> bool:
+        tier = self.tiers[number]
+        answer = tier.offer(key, groups, now)
+        for victim, had in answer.victims:
+            # It is copied further down before it is removed, and removed before its room is needed.
+            self._offer(number + 1, number, victim, had, now)
+            self._delete(number, victim, had)
+        self._orders.extend(Spill(key, group, source, number) for group in _bits(answer.write))
+        return answer.settled
+
+    def _delete(self, number: int, key: Key, groups: int) -> None:
+        if self.tiers[number].spec.ours:
+            self._orders.extend(Delete(key, group, number) for group in _bits(groups))
+
+    def retire(self, pool: Iterable[tuple[Key, int]], now: float) -> None:
+        """The process ends: what is in the pool (keys, each with its groups) or in a tier that goes with it is offered to those
+        that last, the most valuable first, so that a drain that is cut short has saved the best of it.
+        """
+        lasting = [number for number, tier in enumerate(self.tiers) if tier.spec.lasts]
+        if not lasting:
+            return
+        waiting: list[tuple[int | None, Key, int]] = [(None, key, groups) for key, groups in pool]
+        for number, tier in enumerate(self.tiers):
+            if not tier.spec.lasts:
+                waiting.extend((number, key, groups) for key, groups in tier.records())
+        policy = self.tiers[lasting[0]].policy
+        # A stable order: beginnings stay ahead of what follows them.
+        waiting.sort(key=lambda one: policy.worth(one[1], now), reverse=True)
+        for source, key, groups in waiting:
+            for number in lasting:
+                if self._offer_to(number, source, key, groups, now):
+                    break
+
+    def reset(self) -> None:
+        """Everything is forgotten and removed, where it is ours to remove."""
+        for number, tier in enumerate(self.tiers):
+            tier.clear()
+            if tier.spec.ours:
+                self._orders.append(Clear(number))
+
+    def take_orders(self) -> list[Order]:
+        """What is to be done, in this order."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    # Loading.
+
+    def pin(self, fetches: Iterable[Fetch]) -> None:
+        """These records are about to be loaded: they do not go before `loaded` was told of each."""
+        for fetch in fetches:
+            self.tiers[fetch.tier].pin(fetch.key)
+
+    def loaded(self, fetch: Fetch, *, found: bool) -> None:
+        """A load has ended, or was given up. `found` False: the record is not there, or not what it should be."""
+        tier = self.tiers[fetch.tier]
+        if not found:
+            tier.gone(fetch.key, fetch.group)
+        tier.unpin(fetch.key)
+
+    # What became of orders, and what else is known of the tiers.
+
+    def stored(self, tier: int, key: Key, group: int) -> None:
+        self.tiers[tier].settle(key, group, stored=True)
+
+    def failed(self, tier: int, key: Key, group: int) -> None:
+        """A spill was not carried out."""
+        self.tiers[tier].settle(key, group, stored=False)
+
+    def gone(self, tier: int, key: Key, group: int) -> None:
+        self.tiers[tier].gone(key, group)
+
+    def adopt(self, tier: int, records: Iterable[tuple[Key, int]], now: float) -> None:
+        """Records (key and group) that are there already, the oldest first. What is beyond the bound is removed."""
+        for key, group in records:
+            if not self.tiers[tier].found(key, group, now):
+                self._delete(tier, key, 1 << group)
+
+    def check(self) -> None:
+        """Bounds, sums and policies: O(keys). Raises AssertionError."""
+        for tier in self.tiers:
+            tier.check()
+
+
+def _bits(groups: int) -> list[int]:
+    """Numbers of the groups that these bits name."""
+    return [group for group in range(groups.bit_length()) if groups >> group & 1]

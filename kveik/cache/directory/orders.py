@@ -1,0 +1,54 @@
+"""What the directory wants done, as frozen values: printed, simulated and tested without a single byte being moved.
+
+Orders are carried out in the order in which they are given, as far as a tier's own order goes; what became of a spill or a load
+is told to the directory later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kveik.cache.eviction.policy import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Copy a record. The source has it until a later order, or the pool's next write into the block."""
+
+    key: Key
+    group: int
+    source: int | None
+    """Number of the tier; None: the pool."""
+
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a record from a tier; it is not looked for any more."""
+
+    key: Key
+    group: int
+    tier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Remove all records from a tier."""
+
+    tier: int
+
+
+Order = Spill | Delete | Clear
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Load a record into the pool."""
+
+    key: Key
+    group: int
+    place: int
+    """Of its block in the sequence."""
+
+    tier: int

@@ -1,0 +1,246 @@
+"""Which records one tier holds, within a bound in bytes, and what goes for what. Knows no other tier.
+
+A record is (key, group); the records of one key, of all layer groups, come and go together as far as the groups have them, and
+are written as a set of bits: bit g for group g. What is known of a key's records:
+
+             offer, taken            stored
+    absent ───────────────> storing ─────────> stored ──> absent     as a victim, or gone, or lost with the tier
+              failed: back to absent               not a victim while it is pinned: somebody is loading it
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kveik.cache.eviction.below import FACTOR, WriteFilter
+from kveik.cache.eviction.policy import EvictionPolicy, Key, Visit
+
+Writes = Literal["filtered", "write-through", "second-touch"]
+"""When a record is written: when the tier above gives it up and it is worth it; as soon as it is there at all; when the tier
+above gives it up and it was used twice."""
+
+TOUCHES_KNOWN = 1 << 17
+"""Keys of which it is known whether they were used once or more often, where that matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpec:
+    """One tier, in numbers."""
+
+    name: str
+    capacity_bytes: int
+    record_bytes: tuple[int, ...]
+    """Per layer group, what one record takes there."""
+
+    writes: Writes = "filtered"
+    factor: float | None = FACTOR
+    """Of the filter; None: everything that is offered is written. For policies that measure worth."""
+
+    lasts: bool = False
+    """Whether it outlives the process."""
+
+    ours: bool = True
+    """Whether we alone write and delete there; otherwise it has a bound of its own, and ours is on what we know of it."""
+
+    def bytes_of(self, groups: int) -> int:
+        return sum(size for group, size in enumerate(self.record_bytes) if groups >> group & 1)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What is known of one key's records."""
+
+    stored: int = 0
+    storing: int = 0
+    pins: int = 0
+    doomed: bool = False
+    """It is being stored, and will be removed as soon as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a tier says to an offer."""
+
+    write: int
+    """Groups whose records it takes; 0: none."""
+
+    settled: bool
+    """Whether the key is there afterwards, so that nobody else need take it."""
+
+    victims: tuple[tuple[Key, int], ...] = ()
+    """Keys that go for it, each with the groups that it had."""
+
+
+class TierRecords:
+    """The records of one tier. Every question and move is O(1), but for what the policy takes to name a victim."""
+
+    def __init__(self, spec: TierSpec, policy: EvictionPolicy) -> None:
+        self.spec = spec
+        self.policy = policy
+        self.bytes_used = 0
+        self._held: dict[Key, Held] = {}
+        self._filter = None if spec.factor is None or spec.writes == "second-touch" else WriteFilter(spec.factor)
+        self._touched: OrderedDict[Key, bool] = OrderedDict()
+        """Key -> whether it was used more than once; kept for `second-touch` alone."""
+
+    # Questions.
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def stored(self, key: Key) -> int:
+        """Groups whose records of this key can be loaded."""
+        held = self._held.get(key)
+        return 0 if held is None or held.doomed else held.stored
+
+    def records(self) -> Iterator[tuple[Key, int]]:
+        """Every key of which something can be loaded, with its groups."""
+        return ((key, held.stored) for key, held in self._held.items() if held.stored and not held.doomed)
+
+    # What happens above.
+
+    def used(self, visit: Visit) -> None:
+        """A request is done with a chain, wherever its blocks are."""
+        stored = 0
+        if visit.retention is not None:
+            # Only who hints needs to know what of the chain is here.
+            stored = next((place for place, key in enumerate(visit.keys) if key not in self._held), len(visit.keys))
+        self.policy.used(replace(visit, stored=stored))
+        if self.spec.writes == "second-touch":
+            self._touch(visit.keys)
+
+    def _touch(self, keys: Sequence[Key]) -> None:
+        touched = self._touched
+        for key in keys:
+            touched[key] = key in touched
+            touched.move_to_end(key)
+        while len(touched) > TOUCHES_KNOWN:
+            touched.popitem(last=False)
+
+    def offer(self, key: Key, groups: int, now: float) -> Answer:
+        """These groups' records of a key could be written here: whether they are, and what goes for them.
+
+        The victims have gone from here already.
+        """
+        spec, held = self.spec, self._held.get(key)
+        if held is not None and held.doomed:
+            return Answer(0, settled=False)
+        missing = groups if held is None else groups & ~(held.stored | held.storing)
+        size = spec.bytes_of(missing)
+        if not missing:
+            return Answer(0, settled=held is not None)
+        if size > spec.capacity_bytes or (spec.writes == "second-touch" and not self._touched.get(key, False)):
+            return Answer(0, settled=False)
+        victims: list[tuple[Key, int]] = []
+        if self.bytes_used + size > spec.capacity_bytes:
+            if self._filter is not None and not self._filter.passes(self.policy.worth(key, now)):
+                return Answer(0, settled=False)
+            while self.bytes_used + size > spec.capacity_bytes:
+                victim = self.policy.victim(lambda one: one != key and self._may_go(one), now)
+                if victim is None:
+                    self.policy.returned([key])
+                    return Answer(0, settled=False, victims=tuple(victims))
+                victims.append((victim, self._give_up(victim, now)))
+            self.policy.returned([key])
+        self._add(key, now).storing |= missing
+        self.bytes_used += size
+        return Answer(missing, settled=True, victims=tuple(victims))
+
+    def _may_go(self, key: Key) -> bool:
+        held = self._held[key]
+        return not held.pins and not held.storing
+
+    def _give_up(self, key: Key, now: float) -> int:
+        """The policy has chosen it. The groups that it had."""
+        if self._filter is not None:
+            self._filter.gave_up(self.policy.worth(key, now))
+        held = self._held.pop(key)
+        self.bytes_used -= self.spec.bytes_of(held.stored)
+        return held.stored
+
+    def _add(self, key: Key, now: float) -> Held:
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = Held()
+            self.policy.stored(key, now)
+        return held
+
+    # What became of it.
+
+    def settle(self, key: Key, group: int, *, stored: bool) -> None:
+        """A write has ended."""
+        held, bit = self._held.get(key), 1 << group
+        if held is None or not held.storing & bit:
+            return
+        held.storing &= ~bit
+        if stored and not held.doomed:
+            held.stored |= bit
+        else:
+            self.bytes_used -= self.spec.record_bytes[group]
+        self._tidy(key, held)
+
+    def gone(self, key: Key, group: int) -> None:
+        """A record was not there, or not what it should be."""
+        held, bit = self._held.get(key), 1 << group
+        if held is not None and held.stored & bit:
+            held.stored &= ~bit
+            self.bytes_used -= self.spec.record_bytes[group]
+            self._tidy(key, held)
+
+    def found(self, key: Key, group: int, now: float) -> bool:
+        """A record is there: it was so at the start, or somebody else wrote it. False: there is no room to know of it."""
+        bit, size = 1 << group, self.spec.record_bytes[group]
+        held = self._held.get(key)
+        if held is not None and (held.doomed or (held.stored | held.storing) & bit):
+            return not held.doomed
+        if self.bytes_used + size > self.spec.capacity_bytes:
+            return False
+        self._add(key, now).stored |= bit
+        self.bytes_used += size
+        return True
+
+    def pin(self, key: Key) -> None:
+        """Somebody loads its records: they do not go meanwhile."""
+        self._held[key].pins += 1
+
+    def unpin(self, key: Key) -> None:
+        held = self._held.get(key)
+        if held is not None and held.pins:
+            held.pins -= 1
+            self._tidy(key, held)
+
+    def _tidy(self, key: Key, held: Held) -> None:
+        """It may go now, or has nothing left that could."""
+        if held.pins or held.storing:
+            return
+        if held.stored and not held.doomed:
+            self.policy.returned([key])
+            return
+        del self._held[key]
+        if not held.doomed:
+            self.policy.discarded(key)
+
+    def clear(self) -> None:
+        """Everything is removed; what is being stored, as soon as it is."""
+        for key, held in list(self._held.items()):
+            if held.doomed:
+                continue
+            self.policy.discarded(key)
+            self.bytes_used -= self.spec.bytes_of(held.stored)
+            held.stored, held.doomed = 0, True
+            self._tidy(key, held)
+
+    def check(self) -> None:
+        """Its bound, its sums, and that its policy knows what it holds: O(keys). Raises AssertionError."""
+        sizes = [self.spec.bytes_of(held.stored | held.storing) for held in self._held.values()]
+        assert sum(sizes) == self.bytes_used, "bytes are miscounted"
+        assert self.bytes_used <= self.spec.capacity_bytes, "a tier holds more than it may"
+        for held in self._held.values():
+            assert held.pins or held.stored or held.storing, "a key is kept of which there is nothing"
+            assert not held.stored & held.storing, "a record is stored twice"
+            assert not (held.doomed and held.stored), "a record that was removed is still there"
+        self.policy.check(key for key, held in self._held.items() if not held.doomed)
+        assert len(self._touched) <= TOUCHES_KNOWN
