@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kveik.cache.eviction.policy import Retention
 from kveik.cache.keys import KeyChain
@@ -55,14 +55,3 @@ class Account:
     @property
     def held(self) -> bool:
         return self.row is not None
-
-
-@dataclass(slots=True)
-class PrivateSpace:
-    """A namespace that one request's choices share while prefix caching is off."""
-
-    open: int = 0
-    """Choices that have not been closed."""
-
-    parents: dict[bytes, None] = field(default_factory=dict)
-    """Parents of all blocks ever registered in it, in order."""

@@ -5,8 +5,15 @@
      adapter, media, tenant,    tokens [0, B)        tokens [B, 2B)
      salt)
 
-The parent of the first block is the namespace, so whatever stands in it applies to the whole chain. Two blocks with equal
-keys hold equal content (SHA-256, FIPS 180-4; 256 bits); keys are the same in every process and Python version.
+The parent of the first block is the namespace, so whatever stands in it applies to the whole chain. Blocks that lie wholly in a
+prefix that the operator has declared public (`public.py`) have the public namespace before them, without tenant and salt; the
+one behind them has a digest of the last of them and of the sequence's own namespace:
+
+    public namespace ── H ──> key of block 0 ── H ──> key of block 1 ── H(own namespace, ·) ── H ──> key of block 2 ── H ──> …
+                                   everybody's                                                 this tenant's alone
+
+Two blocks with equal keys hold equal content (SHA-256, FIPS 180-4; 256 bits); keys are the same in every process and Python
+version.
 """
 
 from __future__ import annotations
@@ -56,6 +63,10 @@ class KeySpace:
             parts += [len(group.layers), *group.layers, group.kv_heads, group.head_dim, group.window]
         self._model = hashlib.sha256(encode_parts(parts)).digest()
 
+    def public(self, *, adapter: bytes | None = None, media: bytes | None = None) -> bytes:
+        """What stands before blocks that are everybody's; no tenant, not even the nameless one, has it by itself."""
+        return hashlib.sha256(encode_parts([self._model, "public", adapter, media])).digest()
+
     def namespace(
         self,
         *,
@@ -81,19 +92,26 @@ def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 class KeyChain:
     """Keys of one sequence's full blocks, made as they are asked for; each token is hashed once."""
 
-    __slots__ = ("_pack", "block_size", "keys", "namespace")
+    __slots__ = ("_border", "_pack", "block_size", "keys", "namespace", "public", "public_blocks")
 
-    def __init__(self, namespace: bytes, block_size: int) -> None:
+    def __init__(self, namespace: bytes, block_size: int, public: bytes = b"", public_blocks: int = 0) -> None:
+        """The first `public_blocks` blocks are everybody's, in the namespace `public`; the rest is in `namespace`."""
         self.namespace = namespace
         self.block_size = block_size
+        self.public = public
+        self.public_blocks = public_blocks
         self.keys: list[bytes] = []
+        self._border: bytes | None = None
         self._pack = struct.Struct(f"<{block_size}I").pack
 
     def extend(self, tokens: Sequence[int], blocks: int) -> list[bytes]:
         """All keys so far, at least those of the first `blocks` blocks of `tokens`. Token ids are integers of any kind."""
         keys, size = self.keys, self.block_size
-        parent = keys[-1] if keys else self.namespace
-        for block in range(len(keys), blocks):
+        first, border = len(keys), self.public_blocks
+        parent = self.parent(first)
+        for block in range(first, blocks):
+            if block == border:
+                parent = self.parent(block)
             content = self._pack(*tokens[block * size : (block + 1) * size])
             parent = hashlib.sha256(parent + content).digest()
             keys.append(parent)
@@ -101,4 +119,14 @@ class KeyChain:
 
     def parent(self, block: int) -> bytes:
         """What stands before block number `block`, whose predecessors' keys have been made."""
-        return self.keys[block - 1] if block else self.namespace
+        if block == self.public_blocks:
+            return self._behind_public()
+        return self.keys[block - 1] if block else self.public
+
+    def _behind_public(self) -> bytes:
+        if not self.public_blocks:
+            return self.namespace
+        if self._border is None:
+            last = self.keys[self.public_blocks - 1]
+            self._border = hashlib.sha256(encode_parts(["behind a public prefix", self.namespace, last])).digest()
+        return self._border

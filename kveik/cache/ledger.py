@@ -15,16 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kveik.cache.account import Account, PrivateSpace
+from kveik.cache.account import Account
 from kveik.cache.block_table import BlockTables
 from kveik.cache.claims import Claims
 from kveik.cache.eviction.policy import EvictionPolicy, Retention
 from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks, GroupUsage
 from kveik.cache.held import check_account
-from kveik.cache.keys import KeyChain, KeySpace, block_key
+from kveik.cache.keys import KeySpace, block_key
 from kveik.cache.layout import BlockCopy, LayerGroup, blocks_for
 from kveik.cache.match import PrefixMatch, longest_match
+from kveik.cache.naming import Naming
+from kveik.cache.public import PublicPrefixes
 from kveik.cache.room import Room
 from kveik.errors import DoesNotFit
 
@@ -56,9 +58,11 @@ class CacheLedger:
         fingerprint: bytes = b"",
         kv_dtype: str = "float32",
         eviction: EvictionPolicy | None = None,
+        public: PublicPrefixes | None = None,
     ) -> None:
         """`blocks`: per group. `rows`: sequences running at once. `max_chunk`: tokens of one sequence in one step at most.
-        `eviction`: which cached block goes first; None: the one that was not used for longest.
+        `eviction`: which cached block goes first; None: the one that was not used for longest. `public`: beginnings of prompts
+        whose blocks all tenants share.
 
         Raises DoesNotFit where a group cannot hold one sequence of `max_model_len` tokens: so whatever is admitted can run.
         """
@@ -66,14 +70,13 @@ class CacheLedger:
         self.max_model_len = max_model_len
         self.max_chunk = max_model_len if max_chunk is None else max_chunk
         self.rows = rows
-        self._caching = enable_prefix_caching
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
         self._windowed = [(number, group) for number, group in enumerate(self._groups) if group.window is not None]
         self.evictor = Evictor(self._groups, eviction if enable_prefix_caching else None)
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
-        self._space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
+        space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
+        self._naming = Naming(space, block_size, caching=enable_prefix_caching, public=public)
         self._accounts: dict[int, Account] = {}
-        self._private: dict[bytes, PrivateSpace] = {}
         self._filling: dict[int, Account] = {}
         self._claims = Claims()
         self._by_row: list[Account | None] = [None] * rows
@@ -179,11 +182,7 @@ class CacheLedger:
         retention: Retention | None = None,
     ) -> None:
         """Get to know a sequence. `tokens` is kept and read later; `request` tells whose choices may share without caching."""
-        private = None if self._caching else request
-        namespace = self._space.namespace(tenant=tenant, salt=salt, adapter=adapter, media=media, private=private)
-        if not self._caching:
-            self._private.setdefault(namespace, PrivateSpace()).open += 1
-        chain = KeyChain(namespace, self.block_size)
+        chain = self._naming.open(tokens, request=request, tenant=tenant, salt=salt, adapter=adapter, media=media)
         groups = len(self._groups)
         self._accounts[sequence_id] = Account(
             sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups, prompt=len(tokens), retention=retention
@@ -294,15 +293,9 @@ class CacheLedger:
         if account.came is not None:
             keys, answer = account.chain.keys[: account.kept], len(account.tokens) - account.prompt
             self.evictor.finished(keys, tokens_out=answer, came=account.came, retention=account.retention)
-        space = self._private.get(account.chain.namespace)
-        if space is None:
-            return
-        space.open -= 1
-        if space.open == 0:
-            del self._private[account.chain.namespace]
+        for parent in self._naming.close(account.chain):
             for group in self._groups:
-                for parent in space.parents:
-                    group.forget(group.index.children(parent))
+                group.forget(group.index.children(parent))
 
     def reset(self) -> None:
         """Forget the content of all blocks that nobody holds."""
@@ -384,8 +377,8 @@ class CacheLedger:
             group.register_partial(blocks[whole], parent, content)
 
     def _remember(self, account: Account, parent: bytes) -> None:
-        if not self._caching:
-            self._private[account.chain.namespace].parents[parent] = None
+        if not self._naming.caching:
+            self._naming.remember(account.chain, parent)
 
     def _leave_window(self, account: Account, number: int, first: int) -> None:
         blocks = account.blocks[number]

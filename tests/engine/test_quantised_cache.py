@@ -59,7 +59,7 @@ def test_the_storage_holds_bytes_and_its_key_names_their_type(llm: LLM) -> None:
         block_size=16,
         groups=loaded.spec.groups,
     )
-    assert ledger(llm)._space.namespace() == space.namespace()
+    assert ledger(llm)._naming.space.namespace() == space.namespace()
 
 
 def test_a_prefix_that_is_found_gives_what_computing_it_gives(llm: LLM) -> None:
