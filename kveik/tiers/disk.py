@@ -1,0 +1,222 @@
+"""Records on a disk, in a folder that one engine has for itself; what is there outlives the process.
+
+A batch of records is written to free slots, then named in the index in one transaction; only then can they be found. A record
+is checked in full whenever it is read, so slots and index need not agree after a crash: a slot that does not hold what the
+index says is a miss. Reading goes by the books in memory, made from the index at start.
+
+When something fails, the store says so in `trouble` and refuses new records for a while, which doubles up to five minutes; then
+it tries again. A folder that can only be read is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import lmdb
+
+from kveik.clock import Clock
+from kveik.errors import Unreachable
+from kveik.tiers.disk_folder import FolderPlan, OpenFolder
+from kveik.tiers.disk_index import IndexBroken, index_bytes
+from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
+from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
+from kveik.tiers.store import Use
+
+LAYOUT = b"kveik disk store 1"
+SYNC_SECONDS = 1.0
+"""Between two times that the slots are written out; the index is on the disk after every batch."""
+
+PAUSE_SECONDS, PAUSE_SECONDS_MOST = 1.0, 300.0
+
+
+class DiskStore:
+    """A `Store` in a folder."""
+
+    name = "disk"
+
+    def __init__(self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
+        """`formats`: per group. Raises Unreachable where another engine has the folder; what else is wrong is `trouble`."""
+        self.capacity_bytes = capacity_bytes
+        self.trouble: str | None = None
+        self._clock = clock
+        self._plan = _plan(folder, formats, capacity_bytes)
+        self._folder: OpenFolder | None = None
+        self._reading = threading.Lock()
+        """Held while files are read, and while they are closed."""
+        self._buffers: list[bytearray] = []
+        self._owed: set[RecordKey] = set()
+        """Forgotten, but still in the index."""
+        self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
+        self._enter(first=True)
+
+    @property
+    def bytes_used(self) -> int:
+        return self._plan.bytes_on_disk()
+
+    @property
+    def records(self) -> int:
+        return 0 if self._folder is None else len(self._folder.slots)
+
+    def cost_bytes(self, group: int) -> int:
+        return self._plan.sizes[group]
+
+    def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
+        folder = self._ready()
+        if folder is None:
+            return [Refusal.REFUSED] * len(records)
+        places = [self._write(folder, key, record) for key, record in records]
+        written = [(key, place) for (key, _), place in zip(records, places, strict=True) if isinstance(place, Place)]
+        known = self._tell(folder, written)
+        for key, place in written:
+            if known:
+                folder.slots.show(key, place)
+            else:
+                folder.slots.put_back(place)
+        return [place if isinstance(place, Refusal) else None if known else Refusal.FAILED for place in places]
+
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float) -> list[Miss | None]:
+        buffer = self._buffers.pop() if self._buffers else bytearray(max(self._plan.sizes))
+        misses = [self._get(number, key, use, deadline, memoryview(buffer)) for number, key in enumerate(keys)]
+        self._buffers.append(buffer)
+        return misses
+
+    def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool]:
+        folder = self._folder
+        return [folder is not None and folder.slots.has(key) for key in keys]
+
+    def delete_many(self, keys: Sequence[RecordKey]) -> None:
+        if self._folder is not None:
+            # Gone from the books at once. Until the index knows, it names a slot that may hold something else: a miss.
+            self._owed.update(key for key in keys if self._folder.slots.forget(key))
+        if (folder := self._ready()) is not None:
+            self._tell(folder, [])
+
+    def contents(self) -> Iterator[tuple[RecordKey, int]]:
+        return iter([] if self._folder is None else self._folder.slots.items())
+
+    def clear(self) -> None:
+        if (folder := self._ready()) is not None:
+            with self._watched():
+                folder.clear(self._plan)
+                self._owed.clear()
+
+    def close(self) -> None:
+        self._leave()
+
+    def check(self) -> None:
+        """The laws of its books."""
+        if self._folder is not None:
+            self._folder.slots.check()
+
+    def _get(self, number: int, key: RecordKey, use: Use, deadline: float, buffer: memoryview) -> Miss | None:
+        if self._clock.now() > deadline:
+            return Miss.LATE
+        folder = self._folder
+        place = None if folder is None else folder.slots.pin(key)
+        if folder is None or place is None:
+            return Miss.ABSENT
+        try:
+            with self._reading:
+                if folder is not self._folder:
+                    return Miss.ABSENT
+                count = folder.files.read(place.group, place.slot, buffer[: place.bytes])
+        except OSError:
+            return Miss.FAILED
+        else:
+            use(number, buffer[:count])
+        finally:
+            folder.slots.unpin(place)
+        return None
+
+    def _write(self, folder: OpenFolder, key: RecordKey, record: memoryview) -> Place | Refusal:
+        if self._folder is not folder or not folder.slots.fits(key.group, len(record)):
+            return Refusal.FAILED
+        place = folder.slots.take(key, len(record))
+        if place is None:
+            return Refusal.FULL
+        with self._watched():
+            folder.files.write(place.group, place.slot, record)
+            return place
+        folder.slots.put_back(place)
+        return Refusal.FAILED
+
+    def _tell(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
+        """Bring the index up to date; whether it is."""
+        if not written and not self._owed:
+            return True
+        with self._watched():
+            folder.index.change(written, self._owed)
+            self._owed.clear()
+            if self._clock.now() >= self._synced + SYNC_SECONDS:
+                folder.files.sync()
+                self._synced = self._clock.now()
+            self.trouble, self._pause = None, PAUSE_SECONDS
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """What fails inside becomes trouble and goes no further. A folder whose index has failed is left."""
+        try:
+            yield
+        except OSError as error:
+            self._suffer(_in_words(error))
+        except lmdb.MapFullError:
+            self._suffer("the index is full")
+        except (lmdb.Error, IndexBroken) as error:
+            self._suffer(str(error) if isinstance(error, IndexBroken) else f"the index has failed ({type(error).__name__})")
+            self._leave()
+
+    def _suffer(self, what: str) -> None:
+        self.trouble = what
+        self._again = self._clock.now() + self._pause
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MOST)
+
+    def _ready(self) -> OpenFolder | None:
+        """The folder where it may be written. It is entered anew after a pause for trouble, and at once when files are gone."""
+        if self.trouble is not None and self._clock.now() < self._again:
+            return None
+        if self._folder is not None and (self._folder.files.removed or not self._folder.writable):
+            self._leave()
+        if self._folder is None:
+            self._enter(first=False)
+        return self._folder if self._folder is not None and self._folder.writable else None
+
+    def _enter(self, *, first: bool) -> None:
+        self.trouble = None
+        with self._watched():
+            try:
+                self._folder = OpenFolder(self._plan)
+            except Unreachable as error:
+                if first:
+                    raise
+                self._suffer(error.message)
+        if self._folder is not None and not self._folder.writable:
+            self._suffer("the folder can only be read")
+
+    def _leave(self) -> None:
+        with self._reading:
+            if self._folder is not None:
+                self._folder.close()
+            self._folder = None
+        self._owed.clear()
+
+
+def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:
+    """The capacity holds the slots, a page for the lock, and two indices, for one may be kept aside."""
+    sizes = tuple(slot_bytes(one.record_bytes) for one in formats)
+    index = index_bytes(capacity_bytes // min(sizes))
+    parts = [LAYOUT, *(b"%d %d %b" % (one.record_bytes, one.encoding, one.fingerprint) for one in formats)]
+    slots = max(capacity_bytes - 2 * index - PAGE_BYTES, 0)
+    return FolderPlan(folder, sizes, slots, index, hashlib.sha256(b"\n".join(parts)).digest())
+
+
+def _in_words(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    return error.strerror or type(error).__name__

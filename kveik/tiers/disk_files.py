@@ -1,0 +1,115 @@
+"""The files of a disk store: one of slots per layer group, and the lock that keeps other engines out.
+
+Slots are read and written with pread and pwrite, never mapped: a file that is cut short, a disk that fails and one that takes
+seconds are then a short read, an error number and a thread that waits, rather than the end of the process or a lock held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kveik.errors import Unreachable
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+_fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+"""The C library's, which Python does not offer; None where there is none."""
+
+
+def slots_file(group: int) -> str:
+    """Its name."""
+    return f"records-{group}"
+
+
+class SlotFiles:
+    """Open files of slots, one per group."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int], *, read_only: bool = False) -> None:
+        """Raises OSError where they cannot be opened or made."""
+        self._sizes = sizes
+        self._fds: list[int] = []
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        try:
+            for group in range(len(sizes)):
+                self._fds.append(os.open(folder / slots_file(group), flags | os.O_CLOEXEC, 0o644))
+        except OSError:
+            self.close()
+            raise
+
+    def read(self, group: int, slot: int, into: memoryview) -> int:
+        """Bytes that were there; fewer than asked for where the file ends. Raises OSError."""
+        start, done = slot * self._sizes[group], 0
+        while done < len(into):
+            count = os.preadv(self._fds[group], [into[done:]], start + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def write(self, group: int, slot: int, record: memoryview) -> None:
+        """All of it, or OSError."""
+        start, done = slot * self._sizes[group], 0
+        while done < len(record):
+            done += os.pwrite(self._fds[group], record[done:], start + done)
+
+    def make_hole(self, group: int, slot: int) -> bool:
+        """Give a slot's blocks back to the file system; False where it cannot."""
+        size = self._sizes[group]
+        if _fallocate is None:
+            return False
+        start, count = ctypes.c_int64(slot * size), ctypes.c_int64(size)
+        return bool(_fallocate(self._fds[group], _KEEP_SIZE | _PUNCH_HOLE, start, count) == 0)
+
+    def slots(self, group: int) -> int:
+        """Slots of which the file has at least the beginning."""
+        return -(-os.fstat(self._fds[group]).st_size // self._sizes[group])
+
+    def cut(self, group: int, slots: int) -> None:
+        """Keep the first so many slots. Raises OSError."""
+        os.ftruncate(self._fds[group], slots * self._sizes[group])
+
+    def sync(self) -> None:
+        """To the disk. Raises OSError."""
+        for fd in self._fds:
+            os.fdatasync(fd)
+
+    @property
+    def removed(self) -> bool:
+        """Whether somebody has deleted one of them."""
+        return any(os.fstat(fd).st_nlink == 0 for fd in self._fds)
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+class FolderLock:
+    """Held as long as the process lives, or until `close`; gone with the process, however it ends."""
+
+    def __init__(self, file: Path, *, read_only: bool = False) -> None:
+        """Raises Unreachable where another engine has the folder, OSError where there can be no lock."""
+        self._fd: int | None = None
+        if read_only and not file.exists():
+            # Nobody can write there, so nobody needs to be kept out.
+            return
+        self._fd = os.open(file, (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            self.close()
+            raise Unreachable(
+                f"The folder for cached blocks is in use by another engine (process {holder}); give every engine its own."
+            ) from error
+        if not read_only:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

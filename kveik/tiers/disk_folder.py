@@ -1,0 +1,133 @@
+"""A disk store's folder while it is open: lock, index, files, and the books made from them.
+
+lock             held by the engine, with its process id
+index            LMDB: which record lies in which slot
+index.damaged    the last index that could not be read
+records-N        slots of layer group N
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
+from kveik.tiers.disk_index import DiskIndex, IndexBroken, check_index
+from kveik.tiers.record import RecordKey
+from kveik.tiers.slots import Place, Slots
+
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_INDEX, _DAMAGED, _LOCK = "index", "index.damaged", "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPlan:
+    """What a folder is to hold."""
+
+    folder: Path
+    sizes: tuple[int, ...]
+    """Bytes of a slot, per group."""
+
+    slots_bytes: int
+    """The bound on all slots together."""
+
+    index_bytes: int
+    """The bound on the index."""
+
+    description: bytes
+    """What the records are of. A folder with another description is emptied: its bound is for one model at a time."""
+
+    def bytes_on_disk(self) -> int:
+        """What all files really take, with what the file system needs to find their pieces."""
+        names = (_INDEX, _DAMAGED, _LOCK, *(slots_file(group) for group in range(len(self.sizes))))
+        return sum(_blocks_bytes(self.folder / name) for name in names)
+
+
+class OpenFolder:
+    """Everything that is opened and closed together."""
+
+    def __init__(self, plan: FolderPlan) -> None:
+        """Read-only where the folder cannot be written. Raises Unreachable where another engine has it, OSError, lmdb.Error or
+        IndexBroken where it cannot be used at all.
+        """
+        with contextlib.ExitStack() as opened:
+            self.writable = _can_be_written(plan.folder)
+            self._lock = FolderLock(plan.folder / _LOCK, read_only=not self.writable)
+            opened.callback(self._lock.close)
+            self.index = self._readable_index(plan)
+            opened.callback(self.index.close)
+            self.files = SlotFiles(plan.folder, plan.sizes, read_only=not self.writable)
+            opened.callback(self.files.close)
+            self.slots = Slots(plan.sizes, plan.slots_bytes, self._make_hole)
+            self._restore(plan)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def clear(self, plan: FolderPlan) -> None:
+        """Forget all records. Raises what the index raises."""
+        self.slots.clear()
+        self.index.begin(plan.description)
+
+    def _make_hole(self, group: int, slot: int) -> bool:
+        return self.writable and self.files.make_hole(group, slot)
+
+    def _readable_index(self, plan: FolderPlan) -> DiskIndex:
+        file, read_only = plan.folder / _INDEX, not self.writable
+        try:
+            if file.exists():
+                check_index(file)
+            return DiskIndex(file, plan.index_bytes, read_only=read_only)
+        except (lmdb.Error, IndexBroken):
+            if read_only:
+                raise
+            file.replace(plan.folder / _DAMAGED)
+            return DiskIndex(file, plan.index_bytes)
+
+    def _restore(self, plan: FolderPlan) -> None:
+        """Books from the index; what they do not name is given back to the file system."""
+        if self.index.description() != plan.description:
+            if not self.writable:
+                raise IndexBroken("the folder can only be read, and holds records of another model")
+            self.index.begin(plan.description)
+        useless = [key for key, place in self._places() if not self.slots.restore(key, place)]
+        if self.writable:
+            self.index.change([], useless)
+            for group in range(len(plan.sizes)):
+                self.files.cut(group, self.slots.end(group))
+        self.slots.restored()
+
+    def _places(self) -> list[tuple[RecordKey, Place]]:
+        """What the index says, as far as it can be so: slots that exist, each named once."""
+        found: dict[tuple[int, int], tuple[RecordKey, Place]] = {}
+        for key, place in self.index.places():
+            if self.slots.fits(place.group, place.bytes) and place.slot < self.files.slots(place.group):
+                found[place.group, place.slot] = (key, place)
+        return list(found.values())
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Whether files can be made there; makes the folder. Raises OSError where it is no folder that can be had."""
+    probe = folder / "probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        if error.errno in READ_ONLY and folder.is_dir():
+            return False
+        raise
+    return True
+
+
+def _blocks_bytes(file: Path) -> int:
+    """What a file takes on the disk, 0 where it is not there."""
+    try:
+        return file.stat().st_blocks * 512
+    except OSError:
+        return 0

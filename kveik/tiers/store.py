@@ -1,0 +1,110 @@
+"""What every tier's store does. It does what it is told and says how it went; what is kept is not its concern.
+
+A store never raises upward: what cannot be had is a `Miss`, what cannot be kept a `Refusal`, and `trouble` says what is wrong.
+One thread reads, another writes, and any thread may ask for sizes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
+
+Use = Callable[[int, memoryview], None]
+"""Called with the number of a key among those asked for, and the record's bytes, which are good until it returns."""
+
+
+class Store(Protocol):
+    """One place for records, bounded in bytes."""
+
+    name: str
+    capacity_bytes: int
+
+    @property
+    def bytes_used(self) -> int:
+        """What the records really take, with all that is needed around them. Never above `capacity_bytes`."""
+        ...
+
+    @property
+    def records(self) -> int: ...
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong at the moment, in words for the log; None: nothing."""
+        ...
+
+    def cost_bytes(self, group: int) -> int:
+        """What one record of a group takes of the capacity."""
+        ...
+
+    def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
+        """Keep these, in place of what has the same key. Per record None, or why not; the bytes are the caller's again."""
+        ...
+
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float) -> list[Miss | None]:
+        """Show each record that is there to `use`, until the deadline. Per key None, or why it was not shown."""
+        ...
+
+    def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool]:
+        """Which of these are there, as far as can be said before the deadline."""
+        ...
+
+    def delete_many(self, keys: Sequence[RecordKey]) -> None:
+        """Forget these, as far as they are there."""
+        ...
+
+    def contents(self) -> Iterator[tuple[RecordKey, int]]:
+        """All that is there, and what each takes of the capacity."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory, files and connections. Nothing may be asked afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What reading a whole store has found."""
+
+    records: int
+    bytes: int
+    misses: Counter[Miss]
+    """Records that would not be used, by reason."""
+
+    @property
+    def sound(self) -> int:
+        return self.records - sum(self.misses.values())
+
+
+def verify(store: Store, formats: Sequence[RecordFormat], *, batch: int = 64, forget: bool = False) -> Report:
+    """Read and check every record; `forget`: delete those that would not be used."""
+    found = list(store.contents())
+    misses: dict[RecordKey, Miss] = {}
+    for start in range(0, len(found), batch):
+        keys = [key for key, _ in found[start : start + batch]]
+        misses |= _misses(store, formats, keys)
+    if forget and misses:
+        store.delete_many(list(misses))
+    return Report(len(found), sum(size for _, size in found), Counter(misses.values()))
+
+
+def _misses(store: Store, formats: Sequence[RecordFormat], keys: Sequence[RecordKey]) -> dict[RecordKey, Miss]:
+    misses: dict[RecordKey, Miss] = {}
+
+    def check(number: int, record: memoryview) -> None:
+        key = keys[number]
+        checked = formats[key.group].verify(record, key) if key.group < len(formats) else Miss.FOREIGN
+        if isinstance(checked, Miss):
+            misses[key] = checked
+
+    for key, miss in zip(keys, store.get_many(keys, check, float("inf")), strict=True):
+        if miss is not None:
+            misses[key] = miss
+    return misses
