@@ -19,18 +19,9 @@ static FewKernel few_kernel(WeightFormat format, int height) {
 }
 
 static void quantise(const float* x, int64_t stride, const Activations& to, Team& team) {
-    const TileLayout at = tile_layout(to.rows, to.inputs, to.span);
-    const int chunks = (to.inputs + chunk_inputs - 1) / chunk_inputs;
-    // Chunks of tiles: one row is shared too, and what lies side by side is written soon after another.
-    const Team::Share mine = team.share(int64_t(tiles_of(to.rows)) * chunks);
-    for (int64_t i = mine.first; i < mine.last; ++i) {
-        const int64_t tile = i / chunks;
-        const int row = int(tile) * at.rows, first = int(i % chunks) * chunk_inputs, rows = std::min(at.rows, to.rows - row);
-        for (int r = 0; r < rows; ++r)
-            quantise_chunk(x + (row + r) * stride + first, first, std::min(to.inputs - first, chunk_inputs),
-                           row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * tile, at, r, span_in(to)));
-    }
-    team.barrier();
+    each_chunk(to, team, [&](int row, int first, int count, const ActivationRow& place) {
+        quantise_chunk(x + row * stride + first, first, count, place);
+    });
 }
 
 static void linear_few(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride,

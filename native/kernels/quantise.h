@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "core/team.h"
 #include "kernels/linear_layout.h"
 #include "kernels/simd.h"
 
@@ -26,11 +27,6 @@ inline ActivationRow row_in(uint8_t* tile, const TileLayout& at, int within, int
 
 // 0 for few rows.
 inline int span_in(const Activations& to) { return to.rows >= rows_many ? to.span : 0; }
-
-inline ActivationRow row_of(const Activations& to, int row) {
-    const TileLayout at = tile_layout(to.rows, to.inputs, to.span);
-    return row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * (row / at.rows), at, row % at.rows, span_in(to));
-}
 
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
@@ -208,10 +204,23 @@ inline void quantise_chunk(const float* x, int first, int count, const Activatio
     put_strided(sums.of16, 2 * scales, to.minus16 + first / 16 * to.step, to.step);
 }
 
-// x [inputs] -> one row of the activations.
-inline void quantise_row(const float* x, int inputs, const ActivationRow& to) {
-    for (int first = 0; first < inputs; first += chunk_inputs)
-        quantise_chunk(x + first, first, inputs - first < chunk_inputs ? inputs - first : chunk_inputs, to);
+// work(row, first, count, to) for every row's chunks: inputs [first, first + count) of row `row`, which belong to `to`. Ends with
+// a barrier. A member has whole chunks of whole tiles: rows lie side by side there, and what two cores write at once in one
+// line goes back and forth between them.
+template <class Work>
+inline void each_chunk(const Activations& to, Team& team, Work&& work) {
+    const TileLayout at = tile_layout(to.rows, to.inputs, to.span);
+    const int chunks = (to.inputs + chunk_inputs - 1) / chunk_inputs;
+    const Team::Share mine = team.share(int64_t(tiles_of(to.rows)) * chunks);
+    for (int64_t i = mine.first; i < mine.last; ++i) {
+        const int64_t tile = i / chunks;
+        const int row = int(tile) * at.rows, first = int(i % chunks) * chunk_inputs;
+        const int rows = at.rows < to.rows - row ? at.rows : to.rows - row;
+        const int count = to.inputs - first < chunk_inputs ? to.inputs - first : chunk_inputs;
+        for (int r = 0; r < rows; ++r)
+            work(row + r, first, count, row_in(static_cast<uint8_t*>(to.bytes) + at.bytes * tile, at, r, span_in(to)));
+    }
+    team.barrier();
 }
 
 }  // namespace kveik::KVEIK_ISA

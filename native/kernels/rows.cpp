@@ -8,7 +8,7 @@
 
 namespace kveik::KVEIK_ISA {
 
-// A row that is only on its way to its quantised form. One per thread; grows to the widest row that it has seen.
+// A row that is only on its way to where it is added. One per thread; grows to the widest row that it has seen.
 static float* passing_row(int width) {
     thread_local std::vector<float> row;
     if (int(row.size()) < width + 16) row.resize(width + 16);
@@ -28,11 +28,14 @@ static float norm_factor(const float* x, int width, float eps) {
     return 1.0f / std::sqrt(total / float(width) + eps);
 }
 
-static void norm_row(const float* x, int width, const float* weight, float eps, float* out) {
-    const float factor = norm_factor(x, width, eps);
+static void scale_row(const float* x, int width, const float* weight, float factor, float* out) {
     int i = 0;
     for (; i + 16 <= width; i += 16) store(out + i, load(x + i) * factor * load(weight + i));
     for (; i < width; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+static void norm_row(const float* x, int width, const float* weight, float eps, float* out) {
+    scale_row(x, width, weight, norm_factor(x, width, eps), out);
 }
 
 static f32x16 silu(f32x16 x) { return x / (exp(-x) + 1.0f); }
@@ -56,20 +59,31 @@ static void act_mul_row(const float* gate, const float* up, int width, float* ou
 }
 
 static void norm_quantise(const float* x, int64_t stride, const float* weight, float eps, const Activations& to, Team& team) {
-    team.each(to.rows, 1, [&](int64_t row, int64_t) {
-        float* passing = passing_row(to.inputs);
-        norm_row(x + row * stride, to.inputs, weight, eps, passing);
-        quantise_row(passing, to.inputs, row_of(to, int(row)));
+    alignas(64) float passing[chunk_inputs];
+    // Of the tile at hand, by place. Each member that has a chunk of a row finds its factor: that is sooner done than waited for.
+    float factors[tile_rows_max];
+    int known[tile_rows_max];
+    std::fill(known, known + tile_rows_max, -1);
+    const int height = tile_rows(to.rows);
+    each_chunk(to, team, [&](int row, int first, int count, const ActivationRow& place) {
+        const float* from = x + row * stride;
+        const int within = row % height;
+        if (known[within] != row) {
+            factors[within] = norm_factor(from, to.inputs, eps);
+            known[within] = row;
+        }
+        scale_row(from + first, count, weight + first, factors[within], passing);
+        quantise_chunk(passing, first, count, place);
     });
 }
 
 static void act_mul_quantise(const float* gate_up, int64_t stride, Activation activation, const Activations& to, Team& team) {
-    team.each(to.rows, 1, [&](int64_t row, int64_t) {
-        float* passing = passing_row(to.inputs);
-        const float* gate = gate_up + row * stride;
-        if (activation == Activation::silu) act_mul_row<silu>(gate, gate + to.inputs, to.inputs, passing);
-        else act_mul_row<gelu_tanh>(gate, gate + to.inputs, to.inputs, passing);
-        quantise_row(passing, to.inputs, row_of(to, int(row)));
+    alignas(64) float passing[chunk_inputs];
+    each_chunk(to, team, [&](int row, int first, int count, const ActivationRow& place) {
+        const float* gate = gate_up + row * stride + first;
+        if (activation == Activation::silu) act_mul_row<silu>(gate, gate + to.inputs, count, passing);
+        else act_mul_row<gelu_tanh>(gate, gate + to.inputs, count, passing);
+        quantise_chunk(passing, first, count, place);
     });
 }
 
