@@ -21,7 +21,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help install dev native serve chat test test-all check bench bench-peers figures docs clean
+.PHONY: help install dev native redis serve chat test test-all check bench bench-peers figures docs clean
 .DELETE_ON_ERROR:
 
 help:            ## this list
@@ -57,12 +57,19 @@ serve: install   ## fetch MODEL (default smollm2-135m) and serve it; ARGS='--por
 chat: install    ## fetch MODEL and talk to it in the terminal
 	$(BIN)/kveik chat $(MODEL) $(ARGS)
 
+# The remote tier is tested against a real server. Where none can be installed, its tests are skipped, and pytest says so.
+redis:
+	@command -v redis-server > /dev/null || command -v valkey-server > /dev/null || \
+		{ test "$$(id -u)" = 0 && command -v apt-get > /dev/null && echo "Installing redis-server, for tests of the remote tier" && \
+		{ apt-get install -y -qq redis-server || { apt-get update -qq && apt-get install -y -qq redis-server; }; } > /dev/null 2>&1; } || \
+		echo "There is no redis-server: tests of the remote tier are skipped" >&2
+
 # Models first, so that a slow network is seen as a progress bar and not as a test that ran out of time.
-test: dev        ## quick tests, style, types, import contracts: 810 MB of models at first, 10 minutes on 2 cores
+test: dev redis  ## quick tests, style, types, import contracts: 810 MB of models at first, 10 minutes on 2 cores
 	for model in $(MODELS_IN_TESTS); do $(BIN)/kveik pull $$model || exit 1; done
 	$(BIN)/pytest $(ARGS)
 
-test-all: dev    ## the slow tests too: long worlds and large models, 1.1 GB more
+test-all: dev redis ## the slow tests too: long worlds and large models, 1.1 GB more
 	for model in $(MODELS_IN_ALL_TESTS); do $(BIN)/kveik pull $$model || exit 1; done
 	$(BIN)/pytest -m '' $(ARGS)
 
