@@ -1,0 +1,221 @@
+"""Moves blocks between the pool and the tiers below it, on two threads per tier: one that reads, one that writes.
+
+    step thread                                   per tier
+    spill ──copies──▶ staging ──▶ writer: encode, store ─────────┐
+    delete, move ───────────────▶ writer: forget, hand on        ├──▶ completions, which the step thread takes
+    load, probe ────────────────▶ reader: read, verify, copy ────┘
+    cancel: nothing is written to the pool for that job any more
+
+Everything that waits is bounded: spills by their staging, loads and deletions by number. What is too much is refused at once
+and counted. A tier that is slow or broken costs its own threads' time and nobody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from kveik.clock import Clock
+from kveik.tiers.breaker import Breaker, BreakerLimits, BreakerState
+from kveik.tiers.encode import Codec
+from kveik.tiers.loading import Load
+from kveik.tiers.reader import Probe, Reader
+from kveik.tiers.record import RecordFormat, RecordKey, Refusal
+from kveik.tiers.staging import Staging
+from kveik.tiers.store import Store
+from kveik.tiers.tally import Completion, Counts, Loaded, Sample, Tally
+from kveik.tiers.writer import Writer
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+"""How long `close` waits for a thread that is in the middle of something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One store, what its records look like, and how far it is trusted."""
+
+    store: Store
+    formats: Sequence[RecordFormat]
+    """Per group."""
+
+    codecs: Sequence[Codec]
+    """Per group."""
+
+    staging_bytes: int = 32 << 20
+    """Blocks that may wait to be written."""
+
+    limits: BreakerLimits = field(default_factory=BreakerLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """A tier at one moment, for gauges and for the log."""
+
+    name: str
+    capacity_bytes: int
+    bytes_used: int
+    records: int
+    trouble: str | None
+    reading: BreakerState
+    writing: BreakerState
+    loads_waiting: int
+    """Records."""
+
+    spills_waiting_bytes: int
+    staging_bytes: int
+    counts: Counts
+
+
+class _Lane:
+    def __init__(self, tier: Tier, clock: Clock, tell: Callable[[Completion], None]) -> None:
+        store, formats, codecs = tier.store, tier.formats, tier.codecs
+        for form, codec in zip(formats, codecs, strict=True):
+            assert (form.encoding, form.payload_bytes) == (codec.encoding, codec.payload_bytes), "format and codec disagree"
+        block = max(max(codec.block_bytes, codec.payload_bytes) for codec in codecs)
+        self.tally = Tally()
+        self.staging = Staging(block, tier.staging_bytes)
+        self.reader = Reader(store, formats, codecs, Breaker(tier.limits), self.tally, clock, tell)
+        self.writer = Writer(store, formats, codecs, self.staging, Breaker(tier.limits), self.tally, clock, tell)
+        self.store = store
+        self.threads: list[threading.Thread] = []
+
+
+class Mover:
+    """All tiers below the pool, in order. Called by the step thread; `wake` is called by others when there are completions."""
+
+    def __init__(self, tiers: Sequence[Tier], clock: Clock, wake: Callable[[], None] = lambda: None) -> None:
+        self._clock = clock
+        self._wake = wake
+        self._completions: SimpleQueue[Completion] = SimpleQueue()
+        self._lanes = {tier.store.name: _Lane(tier, clock, self._tell) for tier in tiers}
+        self._loads: dict[int, list[Load]] = {}
+
+    def start(self) -> None:
+        """Start the threads."""
+        for name, lane in self._lanes.items():
+            for half in (lane.reader, lane.writer):
+                title = f"kveik {name} {type(half).__name__.lower()}"
+                thread = threading.Thread(target=_run, args=(half,), name=title, daemon=True)
+                lane.threads.append(thread)
+                thread.start()
+
+    def step(self) -> bool:
+        """Without threads: do one thing per half; whether there was any. For tests and simulations."""
+        halves = [half for lane in self._lanes.values() for half in (lane.reader, lane.writer)]
+        return sum(half.step(wait=False) for half in halves) > 0
+
+    def spill(self, tier: str, key: RecordKey, block: memoryview) -> Refusal | None:
+        """Copy a block of the pool, to be stored. None: a `Spilled` will follow. Otherwise that was all."""
+        return self._lanes[tier].writer.spill(key, block)
+
+    def delete(self, tier: str, keys: Sequence[RecordKey]) -> bool:
+        """Forget records, after what was asked before. False: too much waits; ask again."""
+        return self._lanes[tier].writer.delete(keys)
+
+    def move(self, tier: str, keys: Sequence[RecordKey], to: str) -> bool:
+        """Delete, and store in another tier what is there: a `Spilled` of that tier follows for each key. False: as above."""
+        return self._lanes[tier].writer.delete(keys, self._lanes[to].writer)
+
+    def load(self, tier: str, records: Sequence[tuple[RecordKey, memoryview]], job: int, deadline: float) -> None:
+        """Read records into blocks of the pool, which nobody else may use until a `Loaded` follows or `cancel` has returned.
+
+        A job may load from several tiers; each load gets its own answer.
+        """
+        load = Load(job, records, deadline)
+        self._loads.setdefault(job, []).append(load)
+        self._lanes[tier].reader.put(load)
+
+    def probe(self, tier: str, keys: Sequence[RecordKey], job: int, deadline: float) -> None:
+        """Ask which records are there; a `Probed` follows."""
+        self._lanes[tier].reader.put(Probe(job, tuple(keys), deadline))
+
+    def cancel(self, job: int) -> set[RecordKey]:
+        """From now on nothing is written for this job. The records that had come before; each load's answer follows still."""
+        return {key for load in self._loads.get(job, []) for key in load.call_off()}
+
+    def completions(self) -> list[Completion]:
+        """All that has ended since it was last asked, in order."""
+        found: list[Completion] = []
+        while True:
+            try:
+                found.append(self._completions.get_nowait())
+            except Empty:
+                break
+        for one in found:
+            if isinstance(one, Loaded):
+                self._forget(one.job)
+        return found
+
+    def room(self, tier: str) -> int:
+        """Blocks that can be spilled now without one being dropped."""
+        return self._lanes[tier].staging.free
+
+    def samples(self, tier: str) -> list[Sample]:
+        """What batches have taken since it was last asked."""
+        return self._lanes[tier].tally.samples()
+
+    def state(self, tier: str) -> TierState:
+        """For gauges."""
+        lane, now = self._lanes[tier], self._clock.now()
+        return TierState(
+            name=tier,
+            capacity_bytes=lane.store.capacity_bytes,
+            bytes_used=lane.store.bytes_used,
+            records=lane.store.records,
+            trouble=lane.store.trouble,
+            reading=lane.reader.breaker.state(now),
+            writing=lane.writer.breaker.state(now),
+            loads_waiting=lane.reader.work.weight,
+            spills_waiting_bytes=lane.staging.bytes_used,
+            staging_bytes=lane.staging.buffers * lane.staging.buffer_bytes,
+            counts=lane.tally.counts(),
+        )
+
+    def drain(self, deadline: float) -> bool:
+        """Wait until all that was to be written is, from the upper tier down. False: the deadline came first."""
+        return all(lane.writer.work.wait_until_empty(deadline - self._clock.now()) for lane in self._lanes.values())
+
+    def close(self, seconds: float = STOP_SECONDS) -> None:
+        """End the threads and close the stores. A thread that does not come back in time keeps its store open."""
+        for job in list(self._loads):
+            self.cancel(job)
+        for lane in self._lanes.values():
+            lane.reader.close()
+            lane.writer.close()
+        for name, lane in self._lanes.items():
+            for thread in lane.threads:
+                thread.join(seconds)
+            if any(thread.is_alive() for thread in lane.threads):
+                log.warning("The tier %s does not answer; its store is left as it is.", name)
+            else:
+                lane.store.close()
+
+    def _forget(self, job: int) -> None:
+        """Forget the loads of this job whose answers have come."""
+        loads = [load for load in self._loads.get(job, []) if not load.told]
+        if loads:
+            self._loads[job] = loads
+        else:
+            self._loads.pop(job, None)
+
+    def _tell(self, one: Completion) -> None:
+        self._completions.put(one)
+        try:
+            self._wake()
+        except Exception:
+            # Who listens may be gone when the engine stops; the completion is there for who asks.
+            log.debug("nobody was woken", exc_info=True)
+
+
+def _run(half: Reader | Writer) -> None:
+    while True:
+        try:
+            if not half.step(wait=True):
+                return
+        except Exception:
+            log.exception("A tier's thread goes on after an error of its own.")

@@ -1,0 +1,173 @@
+"""What reads from one tier: loads and probes in the order in which they came, in batches, on a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kveik.clock import Clock
+from kveik.tiers.breaker import Breaker
+from kveik.tiers.encode import Codec
+from kveik.tiers.loading import Load
+from kveik.tiers.queue import WorkQueue
+from kveik.tiers.record import Miss, RecordFormat, RecordKey
+from kveik.tiers.store import Store
+from kveik.tiers.tally import Completion, Loaded, Probed, Tally
+
+BATCH_RECORDS = 32
+"""Read at once; between two batches a load that was called off is left."""
+
+WAITING_MOST = 16_384
+"""Records that may wait for a tier; more are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Which of these are there?"""
+
+    job: int
+    keys: tuple[RecordKey, ...]
+    deadline: float
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class Reader:
+    """One tier's reading half."""
+
+    def __init__(
+        self,
+        store: Store,
+        formats: Sequence[RecordFormat],
+        codecs: Sequence[Codec],
+        breaker: Breaker,
+        tally: Tally,
+        clock: Clock,
+        tell: Callable[[Completion], None],
+    ) -> None:
+        self.store = store
+        self.breaker = breaker
+        self.work: WorkQueue[Load | Probe] = WorkQueue(WAITING_MOST)
+        self._formats = formats
+        self._codecs = codecs
+        self._tally = tally
+        self._clock = clock
+        self._tell = tell
+        self._since: float | None = None
+
+    def put(self, one: Load | Probe) -> None:
+        """Do this when its turn comes. What cannot be done now is answered at once."""
+        now = self._clock.now()
+        if self.stuck(now) or not self.breaker.admits(now) or not self.work.put(one, len(one)):
+            self._refuse(one)
+
+    def stuck(self, now: float) -> bool:
+        """Whether the store has not answered for longer than it may take."""
+        since = self._since
+        return since is not None and now - since > self.breaker.limits.seconds
+
+    def step(self, *, wait: bool) -> bool:
+        """Do the next; False: there was nothing to do, or it is over."""
+        one = self.work.take(wait=wait)
+        if one is None:
+            return False
+        try:
+            if not self.breaker.admits(self._clock.now()):
+                self._refuse(one)
+            elif isinstance(one, Probe):
+                self._probe(one)
+            else:
+                self._load(one)
+        finally:
+            self.work.done(len(one))
+        return True
+
+    def close(self) -> None:
+        """Refuse what waits, and end."""
+        for one in self.work.close():
+            self._refuse(one)
+
+    def _refuse(self, one: Load | Probe) -> None:
+        if isinstance(one, Probe):
+            self._tell(Probed(self.store.name, one.job, one.keys, (False,) * len(one)))
+        else:
+            one.miss_rest(Miss.REFUSED)
+            self._end(one, 0, 0.0)
+
+    def _load(self, load: Load) -> None:
+        size, seconds = 0, 0.0
+        for start in range(0, len(load), BATCH_RECORDS):
+            if load.called_off or not self.breaker.admits(self._clock.now()):
+                break
+            read, took = self._batch(load, range(start, min(start + BATCH_RECORDS, len(load))))
+            size, seconds = size + read, seconds + took
+        load.miss_rest(Miss.LATE if load.called_off else Miss.REFUSED)
+        self._end(load, size, seconds)
+
+    def _end(self, load: Load, size: int, seconds: float) -> None:
+        misses = [miss for miss in load.misses if miss is not None]
+        self._tally.read(len(load) - len(misses), size, seconds, misses)
+        load.told = True
+        self._tell(Loaded(self.store.name, load.job, load.keys, load.misses, size, seconds))
+
+    def _batch(self, load: Load, numbers: range) -> tuple[int, float]:
+        """Bytes of the records that were loaded, and seconds."""
+        sizes: list[int] = []
+
+        def use(at: int, record: memoryview) -> None:
+            if self._copy(load, numbers[at], record):
+                sizes.append(len(record))
+
+        keys = load.keys[numbers.start : numbers.stop]
+        start = self._begin()
+        try:
+            for at, miss in zip(numbers, self.store.get_many(keys, use, load.deadline), strict=True):
+                if miss is not None:
+                    load.miss(at, miss)
+        except Exception:
+            # A store does not raise; one that does has failed, and its thread goes on.
+            self._tally.erred()
+        for at in numbers:
+            load.miss(at, Miss.FAILED)
+        failed = any(miss is Miss.FAILED for miss in load.so_far(numbers))
+        return sum(sizes), self._finish(start, failed=failed)
+
+    def _copy(self, load: Load, at: int, record: memoryview) -> bool:
+        """Verify a record and write it to its block; whether it is there."""
+        key = load.keys[at]
+        payload = self._formats[key.group].verify(record, key)
+        if isinstance(payload, Miss):
+            load.miss(at, payload)
+            return False
+        if not load.begin(at, self._clock.now()):
+            return False
+        broke: Miss | None = Miss.FAILED
+        try:
+            self._codecs[key.group].decode(payload, load.targets[at])
+            broke = None
+        finally:
+            load.end(at, broke)
+        return True
+
+    def _probe(self, probe: Probe) -> None:
+        start, failed = self._begin(), False
+        try:
+            found = tuple(self.store.probe_many(probe.keys, probe.deadline))
+        except Exception:
+            self._tally.erred()
+            found, failed = (False,) * len(probe), True
+        self._finish(start, failed=failed)
+        self._tell(Probed(self.store.name, probe.job, probe.keys, found))
+
+    def _begin(self) -> float:
+        now = self._clock.now()
+        self.breaker.begin(now)
+        self._since = now
+        return now
+
+    def _finish(self, start: float, *, failed: bool) -> float:
+        now = self._clock.now()
+        self._since = None
+        self.breaker.end(now, now - start, failed=failed)
+        return now - start
