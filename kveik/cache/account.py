@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kveik.cache.eviction.policy import Retention
 from kveik.cache.keys import KeyChain
@@ -25,6 +25,12 @@ class Account:
     chain: KeyChain
     blocks: list[list[int]]
     firsts: list[int]
+    tenant: bytes = b""
+    """Who asks; blocks are taken on its behalf."""
+
+    retention: Retention | None = None
+    """What its request asked for about the blocks that it leaves behind."""
+
     row: int | None = None
     """Row in the block tables while it holds blocks."""
 
@@ -37,20 +43,20 @@ class Account:
     registered: int = 0
     """Whole blocks that have been registered or were found."""
 
-    prompt: int = 0
+    prompt: int = field(init=False)
     """Tokens that it was opened with."""
 
     came: float | None = None
     """When it was first admitted, in seconds."""
-
-    retention: Retention | None = None
-    """What its request asked for about the blocks that it leaves behind."""
 
     kept: int = 0
     """Whole blocks that it ever left findable when it gave its blocks back; some may have gone since."""
 
     target: int = 0
     """Tokens that it computes before it goes on one by one; given at admission."""
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.tokens)
 
     @property
     def held(self) -> bool:

@@ -6,15 +6,21 @@ content go with it, and are the next to be taken there. A group that runs short 
 blocks, gives up what the policy values least among its `SAMPLES` oldest.
 
 A block that no policy was told of yet (its request is running, or was preempted and will come back) goes after all others.
+
+Where tenants are granted parts of the pool, the grants count the leading group's blocks that can be found: those of requests
+that are over. What a running request holds is nobody's grant; but it never takes what is reserved for others (`available`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from kveik.cache.eviction.policy import EvictionPolicy, Retention, Visit
+from kveik.cache.directory.directory import Directory
+from kveik.cache.eviction.policy import EvictionPolicy, Owner, Visit
+from kveik.cache.eviction.tenants import TenantPolicy
 from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import LayerGroup
 
@@ -29,26 +35,40 @@ def leading(groups: Sequence[LayerGroup]) -> int:
 class Evictor:
     """Joins the groups with their policy; without one, each group goes by its pool's order, which is LRU."""
 
-    def __init__(self, groups: Sequence[GroupBlocks], policy: EvictionPolicy | None) -> None:
+    def __init__(self, groups: Sequence[GroupBlocks], policy: EvictionPolicy | None, block_size: int = 1) -> None:
         self.policy = policy
+        self.tenants = policy if isinstance(policy, TenantPolicy) else None
         self.now = 0.0
         """Seconds on the engine's clock, told by whoever sees one."""
+
+        self.asking: Owner = b""
+        """Who takes the next blocks."""
 
         self.offer: Callable[[bytes], None] | None = None
         """Called with the key of a full block before its content goes: a store below may take it."""
 
+        self.below: Directory | None = None
+        """The tiers, where there are any; they are told of the same."""
+
         self._groups = groups
-        self._lead = groups[leading([group.group for group in groups])]
+        self._block_size = block_size
+        self._leading = leading([group.group for group in groups])
+        self._lead = groups[self._leading]
+        self._ends: dict[bytes, int] = {}
+        """Key -> groups with a window that need the block where a chain was left, as bits."""
+
         if policy is None:
             return
         for group in groups:
             group.give_up = partial(self._give_up_of, group)
         self._lead.give_up = self._give_up
-        self._lead.forgotten = policy.discarded
+        self._lead.forgotten = self._forgotten
+        if self.tenants is not None:
+            self._lead.pool.count_parties(len(self.tenants.parties))
 
-    def finished(self, keys: Sequence[bytes], *, tokens_out: int, came: float, retention: Retention | None = None) -> None:
-        """A request is over whose full blocks had these keys; nobody holds them for it any more."""
-        policy, by_key = self.policy, self._lead.index.by_key
+    def finished(self, visit: Visit) -> None:
+        """A request is over: nobody holds its blocks for it any more. `visit.stored` is found out here."""
+        policy, by_key, keys = self.policy, self._lead.index.by_key, visit.keys
         if policy is None:
             return
         stored = next((place for place, key in enumerate(keys) if key not in by_key), len(keys))
@@ -57,22 +77,109 @@ class Evictor:
             for key in keys[stored:]:
                 group.lose(key)
                 policy.discarded(key)
-        policy.used(Visit(keys, stored, tokens_out, came, self.now, retention))
+        policy.used(replace(visit, stored=stored))
+        if self.below is not None:
+            self._note_end(keys[:stored])
+            self.below.used(visit)
+        if self.tenants is not None:
+            self._settle_grants(self.tenants, visit.tenant, keys[:stored])
+
+    def _note_end(self, keys: Sequence[bytes]) -> None:
+        """Who goes on here reads the blocks of each window before the end."""
+        for number, group in enumerate(self._groups):
+            if group.window is not None:
+                for key in keys[group.first_needed(len(keys) * self._block_size, self._block_size) :]:
+                    self._ends[key] = self._ends.get(key, 0) | 1 << number
+
+    def _settle_grants(self, tenants: TenantPolicy, tenant: bytes, keys: Sequence[bytes]) -> None:
+        """These are known to be whose they are; what a tenant has beyond its maximum goes."""
+        pool, by_key = self._lead.pool, self._lead.index.by_key
+        for key in keys:
+            pool.assign(by_key[key], tenants.number_of(key))
+        while tenants.beyond(tenant) and (surplus := tenants.victim_of(tenant, self._may_go, self.now)) is not None:
+            self._let_go(surplus)
+
+    def inserted(self, key: bytes, groups: int, owner: Owner) -> None:
+        """A content is complete in these groups (bits), and nobody had it before."""
+        if self.below is not None:
+            self.below.inserted(key, groups, self.now, owner)
+
+    def available(self, tenant: bytes) -> int:
+        """Blocks that this tenant could take now in every group."""
+        return min([group.pool.available for group in self._groups] + [self._lead.pool.available - self.withheld(tenant)])
+
+    def withheld(self, tenant: bytes, *, at_most: bool = False) -> int:
+        """Blocks of the leading group that nobody holds and that are reserved for others; or at most so many, once held ones
+        are given back.
+        """
+        if self.tenants is None:
+            return 0
+        return self.tenants.withheld(tenant, None if at_most else self._lead.pool.idle)
+
+    @property
+    def reserved(self) -> int:
+        """Blocks of the leading group that are reserved for tenants."""
+        return 0 if self.tenants is None else self.tenants.reserved
+
+    @property
+    def lead(self) -> int:
+        """Number of the leading group."""
+        return self._leading
 
     def learn(self) -> None:
-        """Let the policy draw conclusions if it has seen enough: milliseconds, at most once per 64 requests."""
-        if self.policy is not None and self.policy.wants_lesson:
-            self.policy.learn(self.now)
+        """Let the policies draw conclusions if they have seen enough: milliseconds, at most once per 64 requests each."""
+        below = [] if self.below is None else [tier.policy for tier in self.below.tiers]
+        for policy in (self.policy, *below):
+            if policy is not None and policy.wants_lesson:
+                policy.learn(self.now)
 
     def _give_up(self) -> None:
         """In the leading group, and whatever belongs to it elsewhere."""
         assert self.policy is not None
+        if self.tenants is not None:
+            self.tenants.asking = self.asking
         key = self.policy.victim(self._may_go, self.now)
+        if key is None:
+            key = self._oldest()
         if key is not None:
-            if self.offer is not None:
-                self.offer(key)
-            for group in self._groups:
-                group.lose(key)
+            self._let_go(key)
+
+    def _let_go(self, key: bytes) -> None:
+        """The policy knows it no more."""
+        if self.offer is not None:
+            self.offer(key)
+        if self.below is not None:
+            owner = b"" if self.tenants is None else self.tenants.gave_up
+            self.below.offered(key, self._worth_storing(key), self.now, owner)
+        self._ends.pop(key, None)
+        for group in self._groups:
+            group.lose(key)
+
+    def _worth_storing(self, key: bytes) -> int:
+        """Groups that have the block and from which it could be of use, as bits: those with a window only at a chain's end."""
+        ends, wanted = self._ends.get(key, 0), 0
+        for number, group in enumerate(self._groups):
+            if key in group.index.by_key and (group.window is None or ends >> number & 1):
+                wanted |= 1 << number
+        return wanted
+
+    def _oldest(self) -> bytes | None:
+        """The oldest block that may go for whoever is asking: one that the policy was not told of, or has set aside."""
+        assert self.policy is not None
+        pool, index, tenants = self._lead.pool, self._lead.index, self.tenants
+        for block in pool.oldest():
+            if tenants is None or tenants.may_take(pool.party[block], self.asking):
+                entry = index.entry(block)
+                assert entry is not None
+                assert entry.key is not None
+                self.policy.discarded(entry.key)
+                return entry.key
+        return None
+
+    def _forgotten(self, key: bytes) -> None:
+        assert self.policy is not None
+        self._ends.pop(key, None)
+        self.policy.discarded(key)
 
     def _may_go(self, key: bytes) -> bool:
         return self._lead.pool.references[self._lead.index.by_key[key]] == 0
@@ -84,9 +191,14 @@ class Evictor:
         oldest = [(block, entry.key) for block in islice(pool.oldest(), SAMPLES) if (entry := group.index.entry(block))]
         worth = [policy.worth(key, now) for _, key in oldest if key is not None]
         place = worth.index(min(worth))
-        for block, _ in oldest[:place]:
-            pool.renew(block)
-        group.forget([oldest[place][0]])
+        for passed, _ in oldest[:place]:
+            pool.renew(passed)
+        block, key = oldest[place]
+        if self.below is not None and key is not None:
+            bit = 1 << next(number for number, other in enumerate(self._groups) if other is group)
+            if self._ends.get(key, 0) & bit:
+                self.below.offered(key, bit, now, b"" if self.tenants is None else self.tenants.owner_of(key))
+        group.forget([block])
 
     def check(self, open_keys: Set[bytes]) -> None:
         """The policy knows the leading group's full blocks that nobody holds, but for some in the open sequences' chains.
@@ -100,3 +212,16 @@ class Evictor:
             references = self._lead.pool.references
             unheld = {key for key, block in self._lead.index.by_key.items() if references[block] == 0}
             assert unheld - known <= open_keys, "a cached block is not known to the policy"
+        if self.below is not None:
+            self.below.check()
+            assert self._ends.keys() <= self._lead.index.by_key.keys(), "ends of chains are remembered that are gone"
+        if self.tenants is not None:
+            self._check_grants(self.tenants)
+
+    def _check_grants(self, tenants: TenantPolicy) -> None:
+        """Nobody's cached blocks are more than its maximum; blocks are assigned to whose content they have."""
+        pool = self._lead.pool
+        for key, block in self._lead.index.by_key.items():
+            assert pool.party[block] == tenants.number_of(key), "a block is assigned to somebody else"
+        for party in tenants.parties:
+            assert party.grant.maximum is None or pool.idle[party.number] <= party.grant.maximum, "a maximum is exceeded"

@@ -63,12 +63,14 @@ class GroupBlocks:
         if self.pool.full == before:
             self.forget([next(self.pool.oldest())])
 
-    def register_full(self, block: int, parent: bytes, tokens: Tokens, key: bytes) -> None:
-        """The held block's slots are all written. Where that content has a block already, the first one stays."""
-        if self.index.add_full(block, parent, tokens, key):
+    def register_full(self, block: int, parent: bytes, tokens: Tokens, key: bytes) -> bool:
+        """The held block's slots are all written. False: that content has a block already, and the first one stays."""
+        added = self.index.add_full(block, parent, tokens, key)
+        if added:
             self.pool.mark(block, FULL)
         else:
             self.pool.unmark(block)
+        return added
 
     def register_partial(self, block: int, parent: bytes, tokens: Tokens) -> None:
         """The held block's first len(tokens) slots are written; later slots belong to nobody."""

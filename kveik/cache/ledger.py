@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kveik.cache.account import Account
 from kveik.cache.block_table import BlockTables
 from kveik.cache.claims import Claims
-from kveik.cache.eviction.policy import EvictionPolicy, Retention
+from kveik.cache.eviction.policy import EvictionPolicy, Retention, Visit
 from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks, GroupUsage
 from kveik.cache.held import check_account
@@ -28,7 +28,6 @@ from kveik.cache.match import PrefixMatch, longest_match
 from kveik.cache.naming import Naming
 from kveik.cache.public import PublicPrefixes
 from kveik.cache.room import Room
-from kveik.errors import DoesNotFit
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class CacheLedger:
         self.rows = rows
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
         self._windowed = [(number, group) for number, group in enumerate(self._groups) if group.window is not None]
-        self.evictor = Evictor(self._groups, eviction if enable_prefix_caching else None)
+        self.evictor = Evictor(self._groups, eviction if enable_prefix_caching else None, block_size)
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
         space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
         self._naming = Naming(space, block_size, caching=enable_prefix_caching, public=public)
@@ -82,13 +81,8 @@ class CacheLedger:
         self._by_row: list[Account | None] = [None] * rows
         self._holders = 0
         self._rooms = [Room(group, number, block_size, self.max_chunk) for number, group in enumerate(self._groups)]
-        for number, group in enumerate(self._groups):
-            needed = self._rooms[number].most(max_model_len)
-            if needed > group.pool.total:
-                raise DoesNotFit(
-                    f"Layer group {number} has {group.pool.total} blocks of {block_size} tokens; one sequence of "
-                    f"--max-model-len {max_model_len} needs {needed}. At most {group.pool.total * block_size} tokens fit."
-                )
+        for number, room in enumerate(self._rooms):
+            room.check_fits(max_model_len, self.evictor.reserved if number == self.evictor.lead else 0)
 
     # Questions: they change nothing.
 
@@ -157,15 +151,18 @@ class CacheLedger:
         running = self._holders - len(gone)
         reserve = running + 1 if running else 0
         filling = [account for account in self._filling.values() if account not in gone]
-        length = len(self._accounts[sequence_id].tokens)
+        account = self._accounts[sequence_id]
+        withheld = [0] * len(self._rooms)
+        withheld[self.evictor.lead] = self.evictor.withheld(account.tenant, at_most=bool(gone))
         return all(
-            room.needed(length, match) + room.promised(filling) + reserve <= room.left(match, gone) for room in self._rooms
+            room.needed(len(account.tokens), match) + room.promised(filling) + reserve + kept <= room.left(match, gone)
+            for room, kept in zip(self._rooms, withheld, strict=True)
         )
 
     def reach(self, sequence_id: int) -> int:
         """The length in tokens up to which this sequence could be given room now."""
-        held = len(self._accounts[sequence_id].blocks[0])
-        return (held + min([group.pool.available for group in self._groups])) * self.block_size
+        account = self._accounts[sequence_id]
+        return (len(account.blocks[0]) + self.evictor.available(account.tenant)) * self.block_size
 
     # Actions.
 
@@ -183,9 +180,9 @@ class CacheLedger:
     ) -> None:
         """Get to know a sequence. `tokens` is kept and read later; `request` tells whose choices may share without caching."""
         chain = self._naming.open(tokens, request=request, tenant=tenant, salt=salt, adapter=adapter, media=media)
-        groups = len(self._groups)
+        blocks: list[list[int]] = [[] for _ in self._groups]
         self._accounts[sequence_id] = Account(
-            sequence_id, tokens, chain, [[] for _ in range(groups)], [0] * groups, prompt=len(tokens), retention=retention
+            sequence_id, tokens, chain, blocks, [0] * len(self._groups), tenant=tenant, retention=retention
         )
 
     def admit(self, sequence_id: int, match: PrefixMatch | None, target: int) -> Admission:
@@ -226,6 +223,7 @@ class CacheLedger:
     def grow(self, sequence_id: int, length: int) -> int:
         """Give the sequence room for `length` tokens; there are blocks for it (`reach`). The room it has, in tokens."""
         account = self._accounts[sequence_id]
+        self.evictor.asking = account.tenant
         needed = blocks_for(length, self.block_size)
         for group, blocks, table in zip(self._groups, account.blocks, self._tables.arrays, strict=True):
             while len(blocks) < needed:
@@ -292,7 +290,9 @@ class CacheLedger:
         assert account.row is None, f"sequence {sequence_id} still holds blocks"
         if account.came is not None:
             keys, answer = account.chain.keys[: account.kept], len(account.tokens) - account.prompt
-            self.evictor.finished(keys, tokens_out=answer, came=account.came, retention=account.retention)
+            public = min(account.chain.public_blocks, len(keys))
+            now, hint = self.evictor.now, account.retention
+            self.evictor.finished(Visit(keys, 0, answer, account.came, now, hint, account.tenant, public))
         for parent in self._naming.close(account.chain):
             for group in self._groups:
                 group.forget(group.index.children(parent))
@@ -334,6 +334,7 @@ class CacheLedger:
     def _copy(self, account: Account, match: PrefixMatch) -> tuple[BlockCopy, ...]:
         """A fresh block in every group for the slots that are copied. All matched blocks are held by now."""
         copies = []
+        self.evictor.asking = account.tenant
         for number, source in enumerate(match.sources):
             target = self._groups[number].take()
             account.blocks[number].append(target)
@@ -355,15 +356,17 @@ class CacheLedger:
             return
         chain, tokens = account.chain, account.tokens
         keys = chain.extend(tokens, whole)
-        parent = chain.parent(first)
         for block in range(first, whole):
+            parent = chain.parent(block)
             key, content = keys[block], tuple(tokens[block * size : (block + 1) * size])
             self._remember(account, parent)
-            for group, blocks, needed in zip(self._groups, account.blocks, account.firsts, strict=True):
-                if block >= needed:
-                    group.register_full(blocks[block], parent, content, key)
+            fresh = 0
+            for number, (group, blocks, needed) in enumerate(zip(self._groups, account.blocks, account.firsts, strict=True)):
+                if block >= needed and group.register_full(blocks[block], parent, content, key):
+                    fresh |= 1 << number
+            if fresh:
+                self.evictor.inserted(key, fresh, None if block < chain.public_blocks else account.tenant)
             self._claims.fulfil(account.sequence_id, key)
-            parent = key
         account.registered = whole
 
     def _register_tail(self, account: Account) -> None:

@@ -98,6 +98,12 @@ class BlockPool:
         self.partial = 0
         """Unheld blocks of which a part can be found."""
 
+        self.party = [0] * blocks
+        """Per block, the number of the party whose content it is, as far as whoever decides has said so; else 0."""
+
+        self.idle = [blocks]
+        """Per party, its unheld blocks."""
+
         self._order = LruOrder(blocks)
         # Added in reverse because what cannot be found goes to the front: block 0 is taken first.
         for block in reversed(range(blocks)):
@@ -117,6 +123,19 @@ class BlockPool:
     def held(self) -> int:
         return self.total - self.available
 
+    def count_parties(self, parties: int) -> None:
+        """From now on numbers up to this are assigned."""
+        self.idle = [0] * (parties + 1)
+        for block in self._order:
+            self.idle[self.party[block]] += 1
+
+    def assign(self, block: int, party: int) -> None:
+        """The content that can be found in the block is this party's, until it cannot be found any more."""
+        if self.references[block] == 0:
+            self.idle[self.party[block]] -= 1
+            self.idle[party] += 1
+        self.party[block] = party
+
     def oldest(self) -> Iterator[int]:
         """Full unheld blocks, those unheld for longest first. It may be stopped at any time, and what it gave be changed."""
         return self._order.full()
@@ -127,6 +146,7 @@ class BlockPool:
         self._leave(block)
         self.references[block] = 1
         self.findable[block] = UNFINDABLE
+        self.party[block] = 0
         return block
 
     def hold(self, block: int) -> None:
@@ -153,9 +173,11 @@ class BlockPool:
             return
         if self.references[block]:
             self.findable[block] = UNFINDABLE
+            self.party[block] = 0
             return
         self._leave(block)
         self.findable[block] = UNFINDABLE
+        self.party[block] = 0
         self._join(block)
 
     def renew(self, block: int) -> None:
@@ -167,6 +189,7 @@ class BlockPool:
         found = self.findable[block]
         self._order.add(block, found)
         self.available += 1
+        self.idle[self.party[block]] += 1
         self.full += found == FULL
         self.partial += found == PARTIAL
 
@@ -174,6 +197,7 @@ class BlockPool:
         found = self.findable[block]
         self._order.remove(block)
         self.available -= 1
+        self.idle[self.party[block]] -= 1
         self.full -= found == FULL
         self.partial -= found == PARTIAL
 
@@ -185,6 +209,8 @@ class BlockPool:
         assert set(unheld).isdisjoint(holders), "a block is free and held"
         assert len(unheld) + len(holders) == self.total, "a block is lost"
         assert all(count == holders.get(block, 0) for block, count in enumerate(self.references)), "a count is wrong"
+        parties = [self.party[block] for block in unheld]
+        assert self.idle == [parties.count(party) for party in range(len(self.idle))], "a party's idle blocks are miscounted"
         found = [self.findable[block] for block in unheld]
         assert found == sorted(found), "blocks of which less can be found are not taken first"
         assert (self.partial, self.full) == (found.count(PARTIAL), found.count(FULL)), "a count of cached blocks is wrong"

@@ -104,7 +104,7 @@ class Replay:
     def _finish(self, keys: Sequence[Key], request: TraceRequest) -> None:
         if self._below is not None:
             self._below.policy.used(Visit(keys, 0, request.tokens_out, request.came, request.came))
-        self._evictor.finished(keys, tokens_out=request.tokens_out, came=request.came)
+        self._evictor.finished(Visit(keys, 0, request.tokens_out, request.came, request.came))
         while self._group.pool.cached > self._blocks:
             self._group.shed()
 

@@ -8,6 +8,7 @@ from kveik.cache.account import Account
 from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import blocks_at_most, blocks_for
 from kveik.cache.match import PrefixMatch
+from kveik.errors import DoesNotFit
 
 
 class Room:
@@ -18,6 +19,16 @@ class Room:
         self._number = number
         self._block_size = block_size
         self._chunk = chunk
+
+    def check_fits(self, tokens: int, reserved: int) -> None:
+        """Raises DoesNotFit where one sequence of so many tokens has not enough blocks beside those reserved for others."""
+        total, size, needed = self._group.pool.total, self._block_size, self.most(tokens)
+        if needed > total - reserved:
+            kept = f", of which {reserved} are reserved for tenants" if reserved else ""
+            raise DoesNotFit(
+                f"Layer group {self._number} has {total} blocks of {size} tokens{kept}; one sequence of "
+                f"--max-model-len {tokens} needs {needed}. At most {max(0, total - reserved) * size} tokens fit."
+            )
 
     def most(self, length: int, first: int = 0) -> int:
         """Blocks that a sequence of `length` tokens, whose first needed block is `first`, holds at once at most."""

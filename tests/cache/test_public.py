@@ -136,6 +136,7 @@ def test_no_tenant_finds_more_than_it_wrote_or_the_operator_declared(windows: Se
         if computed > found:
             ledger.commit(number, computed)
             written.append((tenant, salt, tokens[:computed]))
+            ledger.check()
         ledger.release(number, computed)
         ledger.close(number)
         ledger.check()

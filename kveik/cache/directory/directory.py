@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from kveik.cache.directory.found import Below, InPool, find_below
 from kveik.cache.directory.orders import Clear, Delete, Fetch, Order, Spill
-from kveik.cache.directory.tier import TierRecords
-from kveik.cache.eviction.policy import Key, Visit
+from kveik.cache.directory.tier import Gone, TierRecords
+from kveik.cache.eviction.policy import Key, Owner, Visit
 from kveik.cache.layout import LayerGroup
 
 
@@ -46,58 +46,59 @@ class Directory:
 
     # What happens above. Each may give orders.
 
-    def offered(self, key: Key, groups: int, now: float) -> None:
+    def offered(self, key: Key, groups: int, now: float, owner: Owner = b"") -> None:
         """The pool gives up a content that these groups (bits) have."""
-        self._offer(0, None, key, groups, now)
+        self._offer(0, None, Gone(key, groups, owner), now)
 
-    def inserted(self, key: Key, groups: int, now: float) -> None:
+    def inserted(self, key: Key, groups: int, now: float, owner: Owner = b"") -> None:
         """The pool has a new content, all slots of it written, in these groups."""
         for number, tier in enumerate(self.tiers):
             if tier.spec.writes == "write-through":
-                self._offer_to(number, None, key, groups, now)
+                self._offer_to(number, None, Gone(key, groups, owner), now)
 
     def used(self, visit: Visit) -> None:
         """A request is done."""
-        for tier in self.tiers:
+        for number, tier in enumerate(self.tiers):
             tier.used(visit)
+            for victim in tier.surplus(visit.tenant, visit.went):
+                self._delete(number, victim.key, victim.groups)
 
-    def _offer(self, first: int, source: int | None, key: Key, groups: int, now: float) -> None:
+    def _offer(self, first: int, source: int | None, gone: Gone, now: float) -> None:
         """To one tier after the other, until one has it."""
         for number in range(first, len(self.tiers)):
-            if self._offer_to(number, source, key, groups, now):
+            if self._offer_to(number, source, gone, now):
                 return
 
-    def _offer_to(self, number: int, source: int | None, key: Key, groups: int, now: float) -> bool:
-        tier = self.tiers[number]
-        answer = tier.offer(key, groups, now)
-        for victim, had in answer.victims:
+    def _offer_to(self, number: int, source: int | None, gone: Gone, now: float) -> bool:
+        answer = self.tiers[number].offer(gone.key, gone.groups, gone.owner, now)
+        for victim in answer.victims:
             # It is copied further down before it is removed, and removed before its room is needed.
-            self._offer(number + 1, number, victim, had, now)
-            self._delete(number, victim, had)
-        self._orders.extend(Spill(key, group, source, number) for group in _bits(answer.write))
+            self._offer(number + 1, number, victim, now)
+            self._delete(number, victim.key, victim.groups)
+        self._orders.extend(Spill(gone.key, group, source, number) for group in _bits(answer.write))
         return answer.settled
 
     def _delete(self, number: int, key: Key, groups: int) -> None:
         if self.tiers[number].spec.ours:
             self._orders.extend(Delete(key, group, number) for group in _bits(groups))
 
-    def retire(self, pool: Iterable[tuple[Key, int]], now: float) -> None:
-        """The process ends: what is in the pool (keys, each with its groups) or in a tier that goes with it is offered to those
-        that last, the most valuable first, so that a drain that is cut short has saved the best of it.
+    def retire(self, pool: Iterable[Gone], now: float) -> None:
+        """The process ends: what is in the pool or in a tier that goes with it is offered to those that last, the most valuable
+        first, so that a drain that is cut short has saved the best of it.
         """
         lasting = [number for number, tier in enumerate(self.tiers) if tier.spec.lasts]
         if not lasting:
             return
-        waiting: list[tuple[int | None, Key, int]] = [(None, key, groups) for key, groups in pool]
+        waiting: list[tuple[int | None, Gone]] = [(None, gone) for gone in pool]
         for number, tier in enumerate(self.tiers):
             if not tier.spec.lasts:
-                waiting.extend((number, key, groups) for key, groups in tier.records())
+                waiting.extend((number, gone) for gone in tier.records())
         policy = self.tiers[lasting[0]].policy
         # A stable order: beginnings stay ahead of what follows them.
-        waiting.sort(key=lambda one: policy.worth(one[1], now), reverse=True)
-        for source, key, groups in waiting:
+        waiting.sort(key=lambda one: policy.worth(one[1].key, now), reverse=True)
+        for source, gone in waiting:
             for number in lasting:
-                if self._offer_to(number, source, key, groups, now):
+                if self._offer_to(number, source, gone, now):
                     break
 
     def reset(self) -> None:

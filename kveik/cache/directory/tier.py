@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kveik.cache.eviction.below import FACTOR, WriteFilter
-from kveik.cache.eviction.policy import EvictionPolicy, Key, Visit
+from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
+from kveik.cache.eviction.tenants import TenantPolicy
 
 Writes = Literal["filtered", "write-through", "second-touch"]
 """When a record is written: when the tier above gives it up and it is worth it; as soon as it is there at all; when the tier
@@ -53,11 +54,23 @@ class TierSpec:
 class Held:
     """What is known of one key's records."""
 
+    owner: Owner = b""
     stored: int = 0
     storing: int = 0
     pins: int = 0
     doomed: bool = False
     """It is being stored, and will be removed as soon as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A key that a tier has given up."""
+
+    key: Key
+    groups: int
+    """Those that had it."""
+
+    owner: Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +83,8 @@ class Answer:
     settled: bool
     """Whether the key is there afterwards, so that nobody else need take it."""
 
-    victims: tuple[tuple[Key, int], ...] = ()
-    """Keys that go for it, each with the groups that it had."""
+    victims: tuple[Gone, ...] = ()
+    """What goes for it."""
 
 
 class TierRecords:
@@ -80,6 +93,7 @@ class TierRecords:
     def __init__(self, spec: TierSpec, policy: EvictionPolicy) -> None:
         self.spec = spec
         self.policy = policy
+        self._tenants = policy if isinstance(policy, TenantPolicy) else None
         self.bytes_used = 0
         self._held: dict[Key, Held] = {}
         self._filter = None if spec.factor is None or spec.writes == "second-touch" else WriteFilter(spec.factor)
@@ -96,14 +110,19 @@ class TierRecords:
         held = self._held.get(key)
         return 0 if held is None or held.doomed else held.stored
 
-    def records(self) -> Iterator[tuple[Key, int]]:
-        """Every key of which something can be loaded, with its groups."""
-        return ((key, held.stored) for key, held in self._held.items() if held.stored and not held.doomed)
+    def records(self) -> Iterator[Gone]:
+        """Every key of which something can be loaded, as it would go."""
+        return (Gone(key, held.stored, held.owner) for key, held in self._held.items() if held.stored and not held.doomed)
 
     # What happens above.
 
     def used(self, visit: Visit) -> None:
         """A request is done with a chain, wherever its blocks are."""
+        if self._tenants is not None:
+            for place, key in enumerate(visit.keys):
+                # What was found at the start belongs to whoever uses it.
+                if (held := self._held.get(key)) is not None and held.owner == b"":
+                    held.owner = None if place < visit.public else visit.tenant
         stored = 0
         if visit.retention is not None:
             # Only who hints needs to know what of the chain is here.
@@ -120,10 +139,10 @@ class TierRecords:
         while len(touched) > TOUCHES_KNOWN:
             touched.popitem(last=False)
 
-    def offer(self, key: Key, groups: int, now: float) -> Answer:
+    def offer(self, key: Key, groups: int, owner: Owner, now: float) -> Answer:
         """These groups' records of a key could be written here: whether they are, and what goes for them.
 
-        The victims have gone from here already.
+        The victims have gone from here already, also where there is no room after all.
         """
         spec, held = self.spec, self._held.get(key)
         if held is not None and held.doomed:
@@ -134,39 +153,78 @@ class TierRecords:
             return Answer(0, settled=held is not None)
         if size > spec.capacity_bytes or (spec.writes == "second-touch" and not self._touched.get(key, False)):
             return Answer(0, settled=False)
-        victims: list[tuple[Key, int]] = []
-        if self.bytes_used + size > spec.capacity_bytes:
-            if self._filter is not None and not self._filter.passes(self.policy.worth(key, now)):
-                return Answer(0, settled=False)
-            while self.bytes_used + size > spec.capacity_bytes:
-                victim = self.policy.victim(lambda one: one != key and self._may_go(one), now)
-                if victim is None:
-                    self.policy.returned([key])
-                    return Answer(0, settled=False, victims=tuple(victims))
-                victims.append((victim, self._give_up(victim, now)))
-            self.policy.returned([key])
-        self._add(key, now).storing |= missing
-        self.bytes_used += size
-        return Answer(missing, settled=True, victims=tuple(victims))
+        if self.bytes_used + size > spec.capacity_bytes and not self._is_worth_it(key, now):
+            return Answer(0, settled=False)
+        victims: list[Gone] = []
+        while (victim := self._in_the_way(key, size, owner, now)) is not None:
+            victims.append(self._give_up(victim, now))
+        room = self._has_room(size, owner)
+        if room:
+            self._add(key, owner, now).storing |= missing
+            self._weigh(key, size)
+        self.policy.returned([key])
+        return Answer(missing if room else 0, settled=room, victims=tuple(victims))
+
+    def surplus(self, owner: Owner, now: float) -> tuple[Gone, ...]:
+        """What an owner has beyond its maximum and gives up: it turned out to be its own."""
+        gone = []
+        tenants = self._tenants
+        while tenants is not None and tenants.beyond(owner):
+            key = tenants.victim_of(owner, self._may_go, now)
+            if key is None:
+                break
+            gone.append(self._give_up(key, now))
+        return tuple(gone)
+
+    def _is_worth_it(self, key: Key, now: float) -> bool:
+        return self._filter is None or self._filter.passes(self.policy.worth(key, now))
+
+    def _has_room(self, size: int, owner: Owner) -> bool:
+        beyond = self._tenants is not None and self._tenants.beyond(owner, size)
+        return self.bytes_used + size <= self.spec.capacity_bytes and not beyond
+
+    def _in_the_way(self, key: Key, size: int, owner: Owner, now: float) -> Key | None:
+        """What has to go before so much more of this owner fits; None where it fits, or nothing may go."""
+        tenants = self._tenants
+
+        def may_go(one: Key) -> bool:
+            return one != key and self._may_go(one)
+
+        if tenants is not None and tenants.beyond(owner, size):
+            return tenants.victim_of(owner, may_go, now)
+        if self.bytes_used + size <= self.spec.capacity_bytes:
+            return None
+        if tenants is not None:
+            tenants.asking = owner
+        return self.policy.victim(may_go, now)
 
     def _may_go(self, key: Key) -> bool:
         held = self._held[key]
         return not held.pins and not held.storing
 
-    def _give_up(self, key: Key, now: float) -> int:
-        """The policy has chosen it. The groups that it had."""
+    def _give_up(self, key: Key, now: float) -> Gone:
+        """The policy has chosen it."""
         if self._filter is not None:
             self._filter.gave_up(self.policy.worth(key, now))
         held = self._held.pop(key)
         self.bytes_used -= self.spec.bytes_of(held.stored)
-        return held.stored
+        return Gone(key, held.stored, held.owner)
 
-    def _add(self, key: Key, now: float) -> Held:
+    def _add(self, key: Key, owner: Owner, now: float) -> Held:
         held = self._held.get(key)
         if held is None:
-            held = self._held[key] = Held()
-            self.policy.stored(key, now)
+            held = self._held[key] = Held(owner)
+            if self._tenants is not None:
+                self._tenants.put(key, owner, now)
+            else:
+                self.policy.stored(key, now)
         return held
+
+    def _weigh(self, key: Key, change: int) -> None:
+        """A key that the policy knows takes so many bytes more."""
+        self.bytes_used += change
+        if self._tenants is not None:
+            self._tenants.weigh(key, change)
 
     # What became of it.
 
@@ -178,8 +236,10 @@ class TierRecords:
         held.storing &= ~bit
         if stored and not held.doomed:
             held.stored |= bit
-        else:
+        elif held.doomed:
             self.bytes_used -= self.spec.record_bytes[group]
+        else:
+            self._weigh(key, -self.spec.record_bytes[group])
         self._tidy(key, held)
 
     def gone(self, key: Key, group: int) -> None:
@@ -187,7 +247,7 @@ class TierRecords:
         held, bit = self._held.get(key), 1 << group
         if held is not None and held.stored & bit:
             held.stored &= ~bit
-            self.bytes_used -= self.spec.record_bytes[group]
+            self._weigh(key, -self.spec.record_bytes[group])
             self._tidy(key, held)
 
     def found(self, key: Key, group: int, now: float) -> bool:
@@ -198,8 +258,11 @@ class TierRecords:
             return not held.doomed
         if self.bytes_used + size > self.spec.capacity_bytes:
             return False
-        self._add(key, now).stored |= bit
-        self.bytes_used += size
+        if held is None:
+            held = self._held[key] = Held()
+            self.policy.stored(key, now)
+        held.stored |= bit
+        self._weigh(key, size)
         return True
 
     def pin(self, key: Key) -> None:

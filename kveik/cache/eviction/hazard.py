@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kveik.cache.eviction import reuse
-from kveik.cache.eviction.policy import Chance, Key, Learnt, MayGo, Visit
+from kveik.cache.eviction.policy import USUAL, Chance, Key, Learnt, MayGo, Rank, Visit
 from kveik.cache.eviction.reuse import AGES, KINDS, LAST, OLD, bucket
 from kveik.cache.eviction.segments import Segment, SegmentTree
 
@@ -131,22 +131,43 @@ class HazardPolicy:
 
     def victim(self, may_go: MayGo, now: float) -> Key | None:
         self._now = now
+        key = self._stray(may_go)
+        if key is not None:
+            del self._strays[key]
+            return key
+        segment = self._choose(may_go, now)
+        if segment is None:
+            return None
+        key = segment.keys[segment.top - 1]
+        self._count -= 1
+        if segment.pop() == 0:
+            self._emptied(segment)
+        return key
+
+    def least(self, may_go: MayGo, now: float) -> Rank | None:
+        if self._stray(may_go) is not None:
+            return USUAL, float("-inf")
+        segment = self._choose(may_go, now)
+        if segment is None:
+            return None
+        return USUAL, self._index[segment.kind][bucket(max(0.0, now - segment.touched))]
+
+    def _stray(self, may_go: MayGo) -> Key | None:
         while self._strays:
-            key, _ = self._strays.popitem(last=False)
+            key = next(iter(self._strays))
             if may_go(key):
                 return key
+            del self._strays[key]
             self._strays_aside[key] = None
+        return None
+
+    def _choose(self, may_go: MayGo, now: float) -> Segment | None:
+        """The segment that loses its end next."""
         while True:
             segment = self._victim or self._draw(now)
-            if segment is None:
-                return None
-            key = segment.keys[segment.top - 1]
-            if may_go(key):
+            if segment is None or may_go(segment.keys[segment.top - 1]):
                 self._victim = segment
-                self._count -= 1
-                if segment.pop() == 0:
-                    self._emptied(segment)
-                return key
+                return segment
             self._victim = None
             self._unplace(segment)
             self._aside[segment] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from kveik.cache.eviction.policy import Key, Learnt, MayGo, Visit
+from kveik.cache.eviction.policy import USUAL, Key, Learnt, MayGo, Rank, Visit
 
 
 class LruPolicy:
@@ -60,6 +60,14 @@ class LruPolicy:
             if may_go(key):
                 return key
             self._aside[key] = touched
+        return None
+
+    def least(self, may_go: MayGo, now: float) -> Rank | None:
+        while self._touched:
+            key, touched = next(iter(self._touched.items()))
+            if may_go(key):
+                return USUAL, touched - now
+            self._aside[key] = self._touched.pop(key)
         return None
 
     def worth(self, key: Key, now: float) -> float:

@@ -23,6 +23,12 @@ from numpy.typing import NDArray
 
 Key = bytes
 MayGo = Callable[[Key], bool]
+Owner = bytes | None
+"""Whose a record is: a tenant's; b"": nobody's in particular; None: everybody's, because it is public."""
+
+Rank = tuple[int, float]
+"""How little a record is worth, to compare stores' next victims: its level (`USUAL` without hints), then a policy's measure."""
+
 Learnt = Mapping[str, NDArray[np.float64]]
 """What a policy has learnt, as arrays by name: saved by whoever has files, and given back after a restart."""
 
@@ -64,6 +70,12 @@ class Visit:
     retention: Retention | None = None
     """What the request asked for; only `priority` heeds it."""
 
+    tenant: bytes = b""
+    """Who asked; only `tenants` heeds it."""
+
+    public: int = 0
+    """How many leading keys are everybody's."""
+
 
 class Chance(Protocol):
     """A seeded generator, such as `random.Random(seed)`."""
@@ -100,6 +112,10 @@ class EvictionPolicy(Protocol):
 
         One that may not go is set aside, and not asked about again before a chain with it is `used` or `returned`.
         """
+        ...
+
+    def least(self, may_go: MayGo, now: float) -> Rank | None:
+        """What the next victim is worth, which stays in the store; None where none may go. Sets aside as `victim` does."""
         ...
 
     def worth(self, key: Key, now: float) -> float:

@@ -15,7 +15,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from kveik.cache.eviction.policy import USUAL, EvictionPolicy, Key, Learnt, MayGo, Retention, Visit
+from kveik.cache.eviction.policy import USUAL, EvictionPolicy, Key, Learnt, MayGo, Rank, Retention, Visit
 
 
 class Low:
@@ -207,6 +207,21 @@ class PriorityPolicy:
         if key is not None:
             self.discarded(key)
         return key
+
+    def least(self, may_go: MayGo, now: float) -> Rank | None:
+        high = self._high.hints
+        if high and (run_out := self._high.run_out(now)):
+            self.policy.returned(run_out)
+        if not self._low.level and not high:
+            return self.policy.least(may_go, now)
+        key = self._low.first(may_go)
+        if key is not None:
+            return self._low.level[key], 0.0
+        rank = self.policy.least(lambda one: one not in high and may_go(one), now)
+        if rank is not None:
+            return rank
+        key = self._high.first(may_go)
+        return None if key is None else (high[key][0][1], high[key][0][0])
 
     def worth(self, key: Key, now: float) -> float:
         return self.policy.worth(key, now)

@@ -9,10 +9,11 @@ import pytest
 
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.orders import Clear, Delete, Fetch, Spill
-from kveik.cache.directory.tier import Writes
+from kveik.cache.directory.tier import Gone, Writes
 from kveik.cache.eviction.lru import LruPolicy
-from kveik.cache.eviction.policy import EvictionPolicy, Key, Retention, Visit
+from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
+from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from tests.cache.directory.making import Stores, directory, hazard, seen, tier
 from tests.cache.eviction.making import chain, drawn_chain
 
@@ -178,7 +179,7 @@ def test_at_the_end_the_most_valuable_is_saved_first_and_beginnings_before_ends(
     stores = Stores(one)
     one.offered(b"ram", 1, 0.0)
     stores.work()
-    one.retire([(key, 1) for key in chain(1, 2, 3)], 5.0)
+    one.retire([Gone(key, 1, b"") for key in chain(1, 2, 3)], 5.0)
     orders = one.take_orders()
     assert orders == [*(Spill(key, 0, None, 1) for key in chain(1, 2, 3)), Spill(b"ram", 0, 0, 1)]
 
@@ -218,10 +219,38 @@ def test_hints_of_requests_bound_what_a_tier_gives_up() -> None:
     assert {(key, 0) for key in keys} <= stores.records[0]
 
 
+def test_a_tenant_keeps_its_reservation_in_a_tier_and_has_no_more_than_its_maximum() -> None:
+    policy = TenantPolicy({b"a": Grant(2, 3)}, LruPolicy, weighed=True)
+    one = directory(tier(6, policy=policy), tier(6, name="disk"))
+    stores = Stores(one)
+    for number in range(4):
+        one.offered(bytes([1, number]), 1, 0.0, b"a")
+        stores.work()
+    # The first went for the fourth, and is one tier below.
+    assert stores.records == [{(bytes([1, number]), 0) for number in (1, 2, 3)}, {(bytes([1, 0]), 0)}]
+    for number in range(9):
+        one.offered(bytes([2, number]), 1, 1.0, b"b")
+        stores.work()
+    assert {key for key, _ in stores.records[0] if key[0] == 1} == {bytes([1, 2]), bytes([1, 3])}
+    one.check()
+
+
+def test_what_an_earlier_life_left_counts_for_whoever_uses_it() -> None:
+    policy = TenantPolicy({b"a": Grant(0, 2)}, LruPolicy, weighed=True)
+    one = directory(tier(6, policy=policy, name="disk"))
+    keys = chain(1, 2, 3, 4)
+    one.adopt(0, [(key, 0) for key in keys], 0.0)
+    one.used(Visit(keys, 0, 10, 1.0, 1.0, None, b"a"))
+    assert len(one.take_orders()) == 2
+    assert policy.amount(policy.party(b"a")) == 2
+    one.check()
+
+
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": LruPolicy,
     "hazard": hazard,
     "hints": lambda: PriorityPolicy(hazard(), 8),
+    "tenants": lambda: TenantPolicy({b"a": Grant(4, 9)}, hazard, weighed=True),
 }
 
 
@@ -241,13 +270,14 @@ def test_the_directory_believes_what_the_stores_have(make: Callable[[], Eviction
     for _ in range(400):
         now += chance.expovariate(1.0)
         keys = drawn_chain(chance)
+        owner: Owner = (b"a", b"b", None)[keys[0][0]]
         match chance.randrange(7):
             case 0:
-                one.used(seen(keys, now))
+                one.used(Visit(keys, 0, 100, now, now, None, owner or b"", 0 if owner is not None else len(keys)))
             case 1:
-                one.offered(chance.choice(keys), chance.randrange(1, 4), now)
+                one.offered(chance.choice(keys), chance.randrange(1, 4), now, owner)
             case 2:
-                one.inserted(chance.choice(keys), 3, now)
+                one.inserted(chance.choice(keys), 3, now, owner)
             case 3:
                 stores.work(chance.randrange(4))
             case 4:
@@ -281,7 +311,7 @@ def settled_agree(one: Directory, stores: Stores) -> None:
 
 def assert_agree(one: Directory, stores: Stores) -> None:
     for number, tier_ in enumerate(one.tiers):
-        known = {(key, group) for key, groups in tier_.records() for group in range(2) if groups >> group & 1}
+        known = {(one.key, group) for one in tier_.records() for group in range(2) if one.groups >> group & 1}
         assert known == stores.records[number]
         used = sum(tier_.spec.record_bytes[group] for _, group in known)
         assert tier_.bytes_used == used
