@@ -69,6 +69,10 @@ class CacheConfig:
     eviction_file: str | None = None
     """File in which a server keeps what hazard has learnt over restarts. Default: one per model in the user's cache folder."""
 
+    public_prefix: tuple[str, ...] = ()
+    """Files with beginnings of prompts whose blocks all tenants share; may be given several times. Text as a completion's
+    prompt, or in .json a list of token ids or of chat messages. Only whole blocks inside the beginning are shared."""
+
     kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     """Type of stored keys and values. auto: the model's. int8 and fp8 (which is fp8_e4m3) hold nearly twice as many tokens as
     bfloat16 (bf16): one byte per value, and a scale of two bytes per token and head. int8 is the most exact of them."""
@@ -170,6 +174,10 @@ class ServerConfig:
     api_key: tuple[str, ...] = ()
     """Keys that may ask, one tenant each; may be given several times. None given: everybody may, as one tenant."""
 
+    tenant_share: tuple[str, ...] = ()
+    """KEY=RESERVED or KEY=RESERVED:MAXIMUM, for one --api-key; may be given several times. Shares, from 0 to 1, of what the
+    cache keeps after requests: what other keys never take from it, and what it never exceeds."""
+
     tenant_secret_file: str | None = None
     """File with the secret from which tenants' cache salts are derived. Default: one made in the user's cache folder."""
 
@@ -194,6 +202,29 @@ class ServerConfig:
             raise BadValue(f"--port is {self.port}; it must be between 0 and 65535.", param="port")
         if any(not key for key in self.api_key):
             raise BadValue("--api-key is empty; a key has at least 1 character.", param="api_key")
+        self.tenant_shares()
+
+    def tenant_shares(self) -> dict[str, tuple[float, float]]:
+        """Key -> shares that are reserved for it, and that it has at most. Raises BadValue; a message never names a key."""
+        shares = {}
+        for place, entry in enumerate(self.tenant_share, start=1):
+            key, _, numbers = entry.rpartition("=")
+            try:
+                low, _, high = numbers.partition(":")
+                reserved, maximum = float(low), float(high or 1.0)
+            except ValueError:
+                reserved, maximum = 1.0, 0.0
+            if key not in self.api_key or key in shares or not 0 <= reserved <= maximum <= 1:
+                raise BadValue(
+                    f"--tenant-share number {place} must be KEY=RESERVED or KEY=RESERVED:MAXIMUM, with an --api-key that has "
+                    "no other share, and 0 <= RESERVED <= MAXIMUM <= 1.",
+                    param="tenant_share",
+                )
+            shares[key] = (reserved, maximum)
+        total = sum(reserved for reserved, _ in shares.values())
+        if total > 1:
+            raise BadValue(f"--tenant-share reserves {total:g} of the cache in all; at most 1 can be.", param="tenant_share")
+        return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

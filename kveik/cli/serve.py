@@ -19,7 +19,7 @@ from kveik.model.catalogue import home_folder, is_hub_id
 from kveik.observe.events import RequestRefused
 from kveik.schedule.scheduler import Scheduler
 from kveik.server.app import create_app
-from kveik.server.auth import tenant_secret
+from kveik.server.auth import Tenants, tenant_secret
 from kveik.server.serve import listen
 from kveik.server.serve import serve as serve_app
 from kveik.server.state import ServerState
@@ -46,7 +46,9 @@ def serve(settings: Settings) -> None:
     secret = _secret(server)
     listen(server.host, server.port).close()
     config = with_model(settings.engine)
-    loaded = open_engine(config, log.info)
+    tenants = Tenants(server.api_key, secret)
+    shares = {tenants.of_key(key): share for key, share in server.tenant_shares().items()}
+    loaded = open_engine(config, log.info, shares=shares)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
     learnt = LearntFile(learnt_path(config.cache, loaded.fingerprint))
     policy = loaded.engine.scheduler.ledger.evictor.policy

@@ -11,15 +11,17 @@ import torch
 
 from kveik.cache.evictor import leading
 from kveik.cache.ledger import CacheLedger
+from kveik.cache.public import PublicPrefixes
 from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
 from kveik.engine.engine import Engine
-from kveik.engine.eviction import eviction_policy
+from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.engine.machine import memory_available
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
+from kveik.engine.public import public_tokens
 from kveik.engine.record import Recorder
 from kveik.engine.workspace import measured_activation_bytes
 from kveik.errors import BadValue, ModelBroken, Unreachable
@@ -76,8 +78,10 @@ class LoadedEngine:
         self.engine.scheduler.check()
 
 
-def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = None) -> LoadedEngine:
-    """Load a model and everything around it; `report` gets the start-up lines.
+def open_engine(
+    config: EngineConfig, report: Report, *, clock: Clock | None = None, shares: Shares | None = None
+) -> LoadedEngine:
+    """Load a model and everything around it; `report` gets the start-up lines. `shares`: of the cache, by tenant.
 
     Raises `Unreachable`, `Unsupported`, `ModelBroken` or `DoesNotFit`, as early as each can be known.
     """
@@ -91,6 +95,7 @@ def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = N
     set_threads(first_plan.threads.threads)
     tokenizer, template = open_text(config, file)
     check_vocabulary(tokenizer, file.spec)
+    public = PublicPrefixes(public_tokens(config.cache.public_prefix, tokenizer, template), config.cache.block_size)
     decoder = load_decoder(file, first_plan.dtype, _quantization(config))
     huge = collapse_onto_huge_pages()
     plan = _plan_again(config, first_plan, decoder, available)
@@ -99,7 +104,10 @@ def open_engine(config: EngineConfig, report: Report, *, clock: Clock | None = N
     report(native.described())
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
-    return _join(config, file, tokenizer, template, decoder, plan, clock or SystemClock())
+    fingerprint = file.fingerprint()
+    ledger = _ledger(config, fingerprint, decoder, plan, shares, public)
+    eos_ids = tokenizer.eos_ids | file.eos_ids
+    return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, ledger, clock or SystemClock())
 
 
 def _quantization(config: EngineConfig) -> Quantization:
@@ -150,21 +158,18 @@ def _plan_again(config: EngineConfig, first: ModelPlan, decoder: Decoder, availa
     )
 
 
-def _join(
+def _ledger(
     config: EngineConfig,
-    file: ModelFile,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
+    fingerprint: bytes,
     decoder: Decoder,
     plan: ModelPlan,
-    clock: Clock,
-) -> LoadedEngine:
-    fingerprint = file.fingerprint()
-    eos_ids = tokenizer.eos_ids | file.eos_ids
-    memory = plan.memory
-    ledger = CacheLedger(
+    shares: Shares | None,
+    public: PublicPrefixes,
+) -> CacheLedger:
+    blocks = plan.memory.blocks
+    return CacheLedger(
         plan.spec.groups,
-        memory.blocks,
+        blocks,
         block_size=config.cache.block_size,
         rows=config.schedule.max_num_seqs,
         max_model_len=plan.max_model_len,
@@ -173,8 +178,23 @@ def _join(
         fingerprint=fingerprint,
         # Keys and values depend on the arithmetic that made them, not only on how they are stored.
         kv_dtype=f"{plan.kv_type.name} of {decoder.arithmetic}",
-        eviction=eviction_policy(config.cache, memory.blocks[leading(plan.spec.groups)], config.stream.seed),
+        eviction=eviction_policy(config.cache, blocks[leading(plan.spec.groups)], config.stream.seed, shares),
+        public=public,
     )
+
+
+def _join(
+    config: EngineConfig,
+    fingerprint: bytes,
+    tokenizer: Tokenizer,
+    eos_ids: frozenset[int],
+    template: ChatTemplate | None,
+    decoder: Decoder,
+    plan: ModelPlan,
+    ledger: CacheLedger,
+    clock: Clock,
+) -> LoadedEngine:
+    memory = plan.memory
     scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids)
     executor = ModelExecutor(
         decoder,

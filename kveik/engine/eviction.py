@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +16,35 @@ from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.eviction.priority import PriorityPolicy
+from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from kveik.config import CacheConfig
 from kveik.model.catalogue import home_folder
 
 logger = logging.getLogger(__name__)
 
 
-def eviction_policy(config: CacheConfig, blocks: int, seed: int) -> EvictionPolicy | None:
-    """The policy that is asked for, bounded by requests' hints. `blocks`: of the group that leads.
+Shares = Mapping[bytes, tuple[float, float]]
+"""Tenant -> which shares of a store are reserved for it, and how much it has at most."""
+
+
+def eviction_policy(config: CacheConfig, blocks: int, seed: int, shares: Shares | None = None) -> EvictionPolicy | None:
+    """The policy that is asked for, bounded by requests' hints and tenants' shares. `blocks`: of the group that leads.
 
     None: without prefix caching there is nothing to decide.
     """
     if not config.enable_prefix_caching:
         return None
-    policy = LruPolicy() if config.eviction_policy == "lru" else HazardPolicy(config.block_size, random.Random(seed))
-    return PriorityPolicy(policy, blocks)
+
+    def bounded() -> EvictionPolicy:
+        policy = LruPolicy() if config.eviction_policy == "lru" else HazardPolicy(config.block_size, random.Random(seed))
+        return PriorityPolicy(policy, blocks)
+
+    return TenantPolicy(grants_of(shares, blocks), bounded) if shares else bounded()
+
+
+def grants_of(shares: Shares, capacity: int) -> dict[bytes, Grant]:
+    """Shares of a store that holds so much, in its own units."""
+    return {tenant: Grant(int(low * capacity), int(high * capacity)) for tenant, (low, high) in shares.items()}
 
 
 class LearntFile:

@@ -79,7 +79,7 @@ class Tenants:
 
     def __init__(self, keys: Sequence[str], secret: bytes) -> None:
         self._secret = secret
-        self._digests = tuple(self._digest(key.encode()) for key in keys)
+        self._digests = tuple(self.of_key(key) for key in keys)
 
     def tenant(self, authorization: str | None) -> bytes:
         """The tenant behind an Authorization header.
@@ -98,6 +98,10 @@ class Tenants:
         if not any(known):
             raise NotAuthorized("The API key is not one of this server's.")
         return presented
+
+    def of_key(self, key: str) -> bytes:
+        """The tenant that a key stands for."""
+        return self._digest(key.encode())
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, hashlib.sha256)

@@ -12,8 +12,10 @@ from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import Visit
 from kveik.cache.eviction.priority import PriorityPolicy
-from kveik.config import CacheConfig
-from kveik.engine.eviction import LearntFile, eviction_policy, learnt_path
+from kveik.cache.eviction.tenants import Grant, TenantPolicy
+from kveik.config import CacheConfig, ServerConfig
+from kveik.engine.eviction import LearntFile, eviction_policy, grants_of, learnt_path
+from kveik.errors import BadValue
 
 
 def taught() -> HazardPolicy:
@@ -73,3 +75,31 @@ def test_each_model_has_its_file_unless_one_is_given(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KVEIK_HOME", "/somewhere")
     assert learnt_path(CacheConfig(), b"\xab" * 32) == Path("/somewhere/eviction/abababababababab.npz")
     assert learnt_path(CacheConfig(eviction_file="/a/b.npz"), b"") == Path("/a/b.npz")
+
+
+def test_shares_of_the_cache_become_blocks() -> None:
+    shares = {b"a": (0.25, 0.5), b"b": (0.0, 1.0)}
+    policy = eviction_policy(CacheConfig(), 100, 0, shares)
+    assert isinstance(policy, TenantPolicy)
+    assert [policy.party(tenant).grant for tenant in (b"a", b"b", b"c")] == [Grant(25, 50), Grant(0, 100), Grant()]
+    assert grants_of(shares, 1000)[b"a"] == Grant(250, 500)
+    assert eviction_policy(CacheConfig(enable_prefix_caching=False), 100, 0, shares) is None
+
+
+def test_shares_are_read_with_keys_that_hold_any_character_and_never_told_again() -> None:
+    config = ServerConfig(api_key=("a=b:c", "d"), tenant_share=("a=b:c=0.25:0.5", "d=0.5"))
+    assert config.tenant_shares() == {"a=b:c": (0.25, 0.5), "d": (0.5, 1.0)}
+
+
+@pytest.mark.parametrize(
+    "shares", [("key",), ("key=x",), ("other=0.1",), ("key=0.6:0.5",), ("key=-1",), ("key=nan",), ("key=0.1", "key=0.2")]
+)
+def test_shares_that_are_none_are_refused(shares: tuple[str, ...]) -> None:
+    with pytest.raises(BadValue, match="--tenant-share number") as caught:
+        ServerConfig(api_key=("key", "more"), tenant_share=shares)
+    assert "key" not in str(caught.value).replace("api-key", "")
+
+
+def test_no_more_than_everything_can_be_reserved() -> None:
+    with pytest.raises(BadValue, match="at most 1"):
+        ServerConfig(api_key=("a", "b"), tenant_share=("a=0.6", "b=0.6"))
