@@ -23,9 +23,9 @@ from kveik.clock import Clock
 from kveik.errors import Unreachable
 from kveik.tiers.disk_folder import FolderPlan, OpenFolder
 from kveik.tiers.disk_index import IndexBroken, index_bytes
-from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
+from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
-from kveik.tiers.store import Use
+from kveik.tiers.store import Direct, Use
 
 LAYOUT = b"kveik disk store 1"
 SYNC_SECONDS = 1.0
@@ -79,9 +79,12 @@ class DiskStore:
                 folder.slots.put_back(place)
         return [place if isinstance(place, Refusal) else None if known else Refusal.FAILED for place in places]
 
-    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float) -> list[Miss | None]:
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
         buffer = self._buffers.pop() if self._buffers else bytearray(max(self._plan.sizes))
-        misses = [self._get(number, key, use, deadline, memoryview(buffer)) for number, key in enumerate(keys)]
+        misses: list[Miss | None] = []
+        for number, key in enumerate(keys):
+            late = self._clock.now() > deadline
+            misses.append(Miss.LATE if late else self._get(number, key, use, direct, memoryview(buffer)))
         self._buffers.append(buffer)
         return misses
 
@@ -113,9 +116,7 @@ class DiskStore:
         if self._folder is not None:
             self._folder.slots.check()
 
-    def _get(self, number: int, key: RecordKey, use: Use, deadline: float, buffer: memoryview) -> Miss | None:
-        if self._clock.now() > deadline:
-            return Miss.LATE
+    def _get(self, number: int, key: RecordKey, use: Use, direct: Direct | None, buffer: memoryview) -> Miss | None:
         folder = self._folder
         place = None if folder is None else folder.slots.pin(key)
         if folder is None or place is None:
@@ -124,6 +125,8 @@ class DiskStore:
             with self._reading:
                 if folder is not self._folder:
                     return Miss.ABSENT
+                if direct is not None and _read_direct(folder, place, number, direct, buffer[:HEADER_BYTES]):
+                    return None
                 count = folder.files.read(place.group, place.slot, buffer[: place.bytes])
         except OSError:
             return Miss.FAILED
@@ -214,6 +217,18 @@ def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) ->
     parts = [LAYOUT, *(b"%d %d %b" % (one.record_bytes, one.encoding, one.fingerprint) for one in formats)]
     slots = max(capacity_bytes - 2 * index - PAGE_BYTES, 0)
     return FolderPlan(folder, sizes, slots, index, hashlib.sha256(b"\n".join(parts)).digest())
+
+
+def _read_direct(folder: OpenFolder, place: Place, number: int, direct: Direct, header: memoryview) -> bool:
+    """Read a payload to where it is wanted, if that is possible without waiting for the disk; whether it was."""
+    target = direct.begin(number)
+    if target is None:
+        return False
+    if len(header) + len(target) != place.bytes or not folder.files.read_now(place.group, place.slot, header, target):
+        direct.withdraw(number)
+        return False
+    direct.end(number, header)
+    return True
 
 
 def _in_words(error: OSError) -> str:

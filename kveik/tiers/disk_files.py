@@ -50,6 +50,15 @@ class SlotFiles:
             done += count
         return done
 
+    def read_now(self, group: int, slot: int, header: memoryview, payload: memoryview) -> bool:
+        """Fill both, if all of it is in the page cache; False: it is not, or the system cannot say, and part may be written."""
+        try:
+            count = os.preadv(self._fds[group], [header, payload], slot * self._sizes[group], os.RWF_NOWAIT)
+        except OSError:
+            # Whatever it is, reading and waiting for it will tell.
+            return False
+        return count == len(header) + len(payload)
+
     def write(self, group: int, slot: int, record: memoryview) -> None:
         """All of it, or OSError."""
         start, done = slot * self._sizes[group], 0

@@ -22,7 +22,13 @@ from torch import Tensor
 from kveik.tiers.record import Encoding
 
 _PIECE = 1 << 15
-"""torch computes fewer values than this on the calling thread alone."""
+"""torch adds and multiplies fewer values than this on the calling thread alone."""
+
+_PIECE_OF_FUNCTIONS = 1 << 11
+"""The same for functions, as the reciprocal."""
+
+_ROUNDING = 1.5 * 2.0**23
+"""A float32 this large has no fraction."""
 
 _LARGEST = 127.0
 _LEAST_SCALE = 2.0**-126
@@ -90,24 +96,26 @@ class Int8Rows:
         x = _bytes(block).view(self.dtype).view(self.rows, self.head_dim)
         stored, scales = self._parts(payload)
         bits, sizes = (torch.int16, 0x7FFF) if self.dtype is torch.bfloat16 else (torch.int32, 0x7FFFFFFF)
-        maxima = torch.empty(self.rows, dtype=bits)
+        maxima, inverse = torch.empty(self.rows, dtype=bits), torch.empty(self.rows)
         # The bits of magnitudes are in order as integers are, and a NaN's are beyond an infinity's.
-        for piece in self._pieces():
+        for piece in _pieces(self.rows, self.head_dim):
             torch.amax(x[piece].view(bits) & sizes, -1, out=maxima[piece])
-        inverse = torch.empty(self.rows)
-        for piece in self._pieces():
+        for piece in _pieces(self.rows, _PIECE // _PIECE_OF_FUNCTIONS):
             scales[piece] = _scales(maxima[piece].view(self.dtype).float())
             inverse[piece] = scales[piece].float().reciprocal_()
-        broken = bool(inverse.isnan().any())
-        for piece in self._pieces():
-            values = (x[piece] * inverse[piece, None]).round_()
-            stored[piece] = values.nan_to_num_(0.0) if broken else values
+        broken = bool(inverse.sum().isnan())
+        for piece in _pieces(self.rows, self.head_dim):
+            values = x[piece] * inverse[piece, None]
+            if broken:
+                values.nan_to_num_(0.0)
+            # Rounds to the nearest, ties to even, as round() does; its lowest byte is then the int8.
+            stored[piece] = values.add_(_ROUNDING).view(torch.int32)
 
     def decode(self, payload: memoryview, block: memoryview) -> None:
         """Write scale * stored, rounded once to the pool's type."""
         x = _bytes(block).view(self.dtype).view(self.rows, self.head_dim)
         stored, scales = self._parts(payload)
-        for piece in self._pieces():
+        for piece in _pieces(self.rows, self.head_dim):
             # An int8 is exact in bfloat16, so the product is rounded once there too.
             torch.mul(stored[piece], scales[piece, None].to(self.dtype), out=x[piece])
 
@@ -116,9 +124,11 @@ class Int8Rows:
         numbers, values = _bytes(payload), self.rows * self.head_dim
         return numbers[:values].view(torch.int8).view(self.rows, self.head_dim), numbers[values:].view(torch.bfloat16)
 
-    def _pieces(self) -> Iterator[slice]:
-        rows = (_PIECE - 1) // self.head_dim
-        return (slice(start, start + rows) for start in range(0, self.rows, rows))
+
+def _pieces(rows: int, width: int) -> Iterator[slice]:
+    """Of rows with so many values each."""
+    step = max((_PIECE - 1) // width, 1)
+    return (slice(start, start + step) for start in range(0, rows, step))
 
 
 def _scales(maxima: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """One load: records on their way into memory of the pool, which can be called off at any moment.
 
     waiting ──begin──▶ copying ──end──▶ loaded
-       │
+       │    ◀─withdraw──
        └── missed: not there, damaged, late, or called off
 
 A record is read and its checksum is looked at while it is `waiting`, so `copying` is a copy of bytes that are in memory:
@@ -62,6 +62,13 @@ class Load:
             self._states[at] = _State.COPYING
             return True
 
+    def withdraw(self, at: int) -> None:
+        """The copy could not be made at once; the record waits as before, and what was written counts for nothing."""
+        with self._changed:
+            assert self._states[at] is _State.COPYING
+            self._states[at] = _State.WAITING
+            self._changed.notify_all()
+
     def end(self, at: int, miss: Miss | None = None) -> None:
         """The copy is complete, or it broke off."""
         with self._changed:
@@ -80,6 +87,14 @@ class Load:
         with self._changed:
             for at in range(len(self)):
                 self._miss(at, why)
+
+    def give_up(self, numbers: range) -> None:
+        """The store is done with these: what it has neither brought nor missed has failed."""
+        with self._changed:
+            for at in numbers:
+                if self._states[at] in (_State.WAITING, _State.COPYING):
+                    self._states[at], self._misses[at] = _State.MISSED, Miss.FAILED
+            self._changed.notify_all()
 
     def call_off(self) -> set[RecordKey]:
         """Nothing is written from now on. The records that had come before."""

@@ -15,7 +15,7 @@ from kveik.errors import DoesNotFit
 from kveik.tiers.encode import copy
 from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import Slots, slot_bytes
-from kveik.tiers.store import Use
+from kveik.tiers.store import Direct, Use
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Address space is not counted as memory; Python names the flag from 3.13 on, and Linux gives it this number."""
@@ -50,7 +50,7 @@ class RamStore:
     def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
         return [self._put(key, record) for key, record in records]
 
-    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float) -> list[Miss | None]:
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
         return [self._get(number, key, use, deadline) for number, key in enumerate(keys)]
 
     def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool]:

@@ -10,7 +10,7 @@ from kveik.tiers.breaker import Breaker
 from kveik.tiers.encode import Codec
 from kveik.tiers.loading import Load
 from kveik.tiers.queue import WorkQueue
-from kveik.tiers.record import Miss, RecordFormat, RecordKey
+from kveik.tiers.record import Encoding, Miss, RecordFormat, RecordKey
 from kveik.tiers.store import Store
 from kveik.tiers.tally import Completion, Loaded, Probed, Tally
 
@@ -113,42 +113,19 @@ class Reader:
 
     def _batch(self, load: Load, numbers: range) -> tuple[int, float]:
         """Bytes of the records that were loaded, and seconds."""
-        sizes: list[int] = []
-
-        def use(at: int, record: memoryview) -> None:
-            if self._copy(load, numbers[at], record):
-                sizes.append(len(record))
-
+        part = _Part(load, numbers.start, self._formats, self._codecs, self._clock)
         keys = load.keys[numbers.start : numbers.stop]
         start = self._begin()
         try:
-            for at, miss in zip(numbers, self.store.get_many(keys, use, load.deadline), strict=True):
+            for at, miss in zip(numbers, self.store.get_many(keys, part.use, load.deadline, part), strict=True):
                 if miss is not None:
                     load.miss(at, miss)
         except Exception:
             # A store does not raise; one that does has failed, and its thread goes on.
             self._tally.erred()
-        for at in numbers:
-            load.miss(at, Miss.FAILED)
+        load.give_up(numbers)
         failed = any(miss is Miss.FAILED for miss in load.so_far(numbers))
-        return sum(sizes), self._finish(start, failed=failed)
-
-    def _copy(self, load: Load, at: int, record: memoryview) -> bool:
-        """Verify a record and write it to its block; whether it is there."""
-        key = load.keys[at]
-        payload = self._formats[key.group].verify(record, key)
-        if isinstance(payload, Miss):
-            load.miss(at, payload)
-            return False
-        if not load.begin(at, self._clock.now()):
-            return False
-        broke: Miss | None = Miss.FAILED
-        try:
-            self._codecs[key.group].decode(payload, load.targets[at])
-            broke = None
-        finally:
-            load.end(at, broke)
-        return True
+        return part.bytes, self._finish(start, failed=failed)
 
     def _probe(self, probe: Probe) -> None:
         start, failed = self._begin(), False
@@ -171,3 +148,50 @@ class Reader:
         self._since = None
         self.breaker.end(now, now - start, failed=failed)
         return now - start
+
+
+class _Part:
+    """The records of one batch on their way to their blocks; a `Direct` for those that are stored as the pool has them."""
+
+    def __init__(self, load: Load, first: int, formats: Sequence[RecordFormat], codecs: Sequence[Codec], clock: Clock) -> None:
+        self.bytes = 0
+        """Of the records that have come."""
+        self._load = load
+        self._first = first
+        self._formats = formats
+        self._codecs = codecs
+        self._clock = clock
+
+    def use(self, number: int, record: memoryview) -> None:
+        """Verify a record, then write it to its block."""
+        at = self._first + number
+        key = self._load.keys[at]
+        payload = self._formats[key.group].verify(record, key)
+        if isinstance(payload, Miss):
+            self._load.miss(at, payload)
+            return
+        if not self._load.begin(at, self._clock.now()):
+            return
+        broke: Miss | None = Miss.FAILED
+        try:
+            self._codecs[key.group].decode(payload, self._load.targets[at])
+            broke = None
+            self.bytes += len(record)
+        finally:
+            self._load.end(at, broke)
+
+    def begin(self, number: int) -> memoryview | None:
+        at = self._first + number
+        raw = self._codecs[self._load.keys[at].group].encoding is Encoding.RAW
+        return self._load.targets[at] if raw and self._load.begin(at, self._clock.now()) else None
+
+    def end(self, number: int, header: memoryview) -> None:
+        """Verify a record that is in its block already: where it is not what was asked for, nobody will look at the block."""
+        at = self._first + number
+        key, payload = self._load.keys[at], self._load.targets[at]
+        miss = self._formats[key.group].verify_parts(header, payload, key)
+        self.bytes += 0 if miss else len(header) + len(payload)
+        self._load.end(at, miss)
+
+    def withdraw(self, number: int) -> None:
+        self._load.withdraw(self._first + number)

@@ -129,16 +129,20 @@ class RecordFormat:
         """The payload, as a view of `record`, or why it must not be used. Reads every byte."""
         if len(record) < HEADER_BYTES:
             return Miss.TORN
-        magic, version, encoding, group, tokens, size, fingerprint, block = _HEADER.unpack_from(record)
-        if magic != MAGIC or version != VERSION or size != len(record) - HEADER_BYTES:
+        payload = record[HEADER_BYTES:]
+        return self.verify_parts(record[:HEADER_BYTES], payload, key) or payload
+
+    def verify_parts(self, header: memoryview, payload: memoryview, key: RecordKey) -> Miss | None:
+        """The same for a record whose header and payload lie apart; None: it is what was asked for."""
+        magic, version, encoding, group, tokens, size, fingerprint, block = _HEADER.unpack_from(header)
+        if magic != MAGIC or version != VERSION or size != len(payload):
             return Miss.TORN
         found = (fingerprint, group, tokens, encoding, size)
         if found != self._identity or group != key.group or block != key.block:
             return Miss.FOREIGN
-        payload = record[HEADER_BYTES:]
-        if record[_CHECKED:HEADER_BYTES] != _checksum(record[:_CHECKED], payload):
+        if header[_CHECKED:] != _checksum(header[:_CHECKED], payload):
             return Miss.DAMAGED
-        return payload
+        return None
 
     @property
     def _identity(self) -> tuple[bytes, int, int, int, int]:

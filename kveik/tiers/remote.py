@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from kveik.clock import Clock
 from kveik.errors import BadValue, Unsupported
 from kveik.tiers.record import VERSION, Miss, RecordFormat, RecordKey, Refusal
-from kveik.tiers.store import Use
+from kveik.tiers.store import Direct, Use
 
 redis: Any = None
 with contextlib.suppress(ImportError):
@@ -104,7 +104,7 @@ class RemoteStore:
                 self._note(records[number][0], len(records[number][1]))
         return refusals
 
-    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float) -> list[Miss | None]:
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
         """One round trip per batch."""
         misses: list[Miss | None] = []
         largest = max((self.cost_bytes(key.group) for key in keys), default=1)

@@ -17,6 +17,22 @@ Use = Callable[[int, memoryview], None]
 """Called with the number of a key among those asked for, and the record's bytes, which are good until it returns."""
 
 
+class Direct(Protocol):
+    """Where payloads may be read to without a copy in between, as long as that cannot take time."""
+
+    def begin(self, number: int) -> memoryview | None:
+        """Where the payload of this key may be written, until `end` or `withdraw`; None: nowhere, use `use`."""
+        ...
+
+    def end(self, number: int, header: memoryview) -> None:
+        """Header and payload are there; checking them is not the store's concern."""
+        ...
+
+    def withdraw(self, number: int) -> None:
+        """They could not be had at once; what was written counts for nothing, and `use` follows."""
+        ...
+
+
 class Store(Protocol):
     """One place for records, bounded in bytes."""
 
@@ -44,8 +60,11 @@ class Store(Protocol):
         """Keep these, in place of what has the same key. Per record None, or why not; the bytes are the caller's again."""
         ...
 
-    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float) -> list[Miss | None]:
-        """Show each record that is there to `use`, until the deadline. Per key None, or why it was not shown."""
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
+        """Show each record that is there to `use`, until the deadline. Per key None, or why it was not shown.
+
+        A store that can read into memory of others, without waiting for anything, asks `direct` first.
+        """
         ...
 
     def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool]:

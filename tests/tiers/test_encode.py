@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -91,5 +95,21 @@ def test_int8_is_about_half_of_bfloat16_and_a_quarter_of_float32() -> None:
 
 
 def test_encoding_wakes_no_second_team_of_threads() -> None:
-    codec = Int8Rows(4000, 128, torch.bfloat16)
-    assert all((piece.stop - piece.start) * 128 < 32768 for piece in codec._pieces())
+    script = "; ".join(
+        [
+            "import os, torch",
+            "from kveik.tiers.encode import Int8Rows",
+            "torch.set_num_threads(4)",
+            "codecs = [Int8Rows(20000, 64, torch.bfloat16), Int8Rows(20000, 64, torch.float32)]",
+            "blocks = [memoryview(bytearray(one.block_bytes)) for one in codecs]",
+            "payloads = [memoryview(bytearray(one.payload_bytes)) for one in codecs]",
+            "both = list(zip(codecs, blocks, payloads))",
+            "before = len(os.listdir('/proc/self/task'))",
+            "[(one.encode(block, payload), one.decode(payload, block)) for one, block, payload in both]",
+            "print(len(os.listdir('/proc/self/task')) - before)",
+        ]
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    assert done.stdout == "0\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from kveik.clock import StepClock
 from kveik.tiers.ram import RamStore
 from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
-from kveik.tiers.store import Use
+from kveik.tiers.store import Direct, Use
 
 
 class WrongStore(RamStore):
@@ -28,7 +28,7 @@ class WrongStore(RamStore):
         answer = self.puts(self.put_batches)
         return super().put_many(records) if answer is None else answer
 
-    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float) -> list[Miss | None]:
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
         self.get_batches += 1
         answer = self.gets(self.get_batches)
 
