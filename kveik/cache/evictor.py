@@ -72,7 +72,9 @@ class Evictor:
         if policy is None:
             return
         stored = next((place for place, key in enumerate(keys) if key not in by_key), len(keys))
-        # What follows a gap can never be found.
+        # What follows a gap can never be found here; below, where the gap may be filled, it can.
+        if self.below is not None:
+            self._offer_rest(self.below, visit, stored)
         for group in self._groups:
             for key in keys[stored:]:
                 group.lose(key)
@@ -83,6 +85,11 @@ class Evictor:
             self.below.used(visit)
         if self.tenants is not None:
             self._settle_grants(self.tenants, visit.tenant, keys[:stored])
+
+    def _offer_rest(self, below: Directory, visit: Visit, first: int) -> None:
+        for place in range(first, len(visit.keys)):
+            if groups := self._worth_storing(visit.keys[place]):
+                below.offered(visit.keys[place], groups, self.now, None if place < visit.public else visit.tenant)
 
     def _note_end(self, keys: Sequence[bytes]) -> None:
         """Who goes on here reads the blocks of each window before the end."""

@@ -24,6 +24,7 @@ from kveik.cache.group import GroupBlocks, GroupUsage
 from kveik.cache.held import check_account
 from kveik.cache.keys import KeySpace, block_key
 from kveik.cache.layout import BlockCopy, LayerGroup, blocks_for
+from kveik.cache.loading import Loader
 from kveik.cache.match import PrefixMatch, longest_match
 from kveik.cache.naming import Naming
 from kveik.cache.public import PublicPrefixes
@@ -76,6 +77,7 @@ class CacheLedger:
         space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
         self._naming = Naming(space, block_size, caching=enable_prefix_caching, public=public)
         self._accounts: dict[int, Account] = {}
+        self.loads = Loader(self._groups, self._accounts, self.evictor, block_size)
         self._filling: dict[int, Account] = {}
         self._claims = Claims()
         self._by_row: list[Account | None] = [None] * rows
@@ -318,6 +320,7 @@ class CacheLedger:
                 check_account(account, number, group, self._tables.arrays[number], self.block_size)
                 for block in account.blocks[number][account.firsts[number] :]:
                     holders[block] = holders.get(block, 0) + 1
+            self.loads.count_holders(number, holders)
             group.check(holders)
         self.evictor.check({key for account in self._accounts.values() for key in account.chain.keys})
 

@@ -10,6 +10,7 @@ Whatever goes wrong below ends here as a record that is not there: never as an e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from kveik.cache.directory.found import Below, InPool, find_below
 from kveik.cache.directory.orders import Clear, Delete, Fetch, Order, Spill
@@ -151,6 +152,7 @@ class Directory:
             tier.check()
 
 
-def _bits(groups: int) -> list[int]:
-    """Numbers of the groups that these bits name."""
-    return [group for group in range(groups.bit_length()) if groups >> group & 1]
+@cache
+def _bits(groups: int) -> tuple[int, ...]:
+    """Numbers of the groups that these bits name; there are few, and it is asked for every record."""
+    return tuple(group for group in range(groups.bit_length()) if groups >> group & 1)

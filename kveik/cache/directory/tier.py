@@ -47,7 +47,12 @@ class TierSpec:
     """Whether we alone write and delete there; otherwise it has a bound of its own, and ours is on what we know of it."""
 
     def bytes_of(self, groups: int) -> int:
-        return sum(size for group, size in enumerate(self.record_bytes) if groups >> group & 1)
+        total = 0
+        for size in self.record_bytes:
+            if groups & 1:
+                total += size
+            groups >>= 1
+        return total
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +63,9 @@ class Held:
     stored: int = 0
     storing: int = 0
     pins: int = 0
+    refused: bool = False
+    """The policy named it while it could not go, and has set it aside."""
+
     doomed: bool = False
     """It is being stored, and will be removed as soon as it is."""
 
@@ -162,7 +170,6 @@ class TierRecords:
         if room:
             self._add(key, owner, now).storing |= missing
             self._weigh(key, size)
-        self.policy.returned([key])
         return Answer(missing if room else 0, settled=room, victims=tuple(victims))
 
     def surplus(self, owner: Owner, now: float) -> tuple[Gone, ...]:
@@ -186,21 +193,28 @@ class TierRecords:
     def _in_the_way(self, key: Key, size: int, owner: Owner, now: float) -> Key | None:
         """What has to go before so much more of this owner fits; None where it fits, or nothing may go."""
         tenants = self._tenants
-
-        def may_go(one: Key) -> bool:
-            return one != key and self._may_go(one)
-
-        if tenants is not None and tenants.beyond(owner, size):
-            return tenants.victim_of(owner, may_go, now)
-        if self.bytes_used + size <= self.spec.capacity_bytes:
+        full = self.bytes_used + size > self.spec.capacity_bytes
+        if tenants is None and not full:
             return None
-        if tenants is not None:
-            tenants.asking = owner
-        return self.policy.victim(may_go, now)
+        if (held := self._held.get(key)) is not None:
+            held.pins += 1
+        victim = None
+        if tenants is not None and tenants.beyond(owner, size):
+            victim = tenants.victim_of(owner, self._may_go, now)
+        elif full:
+            if tenants is not None:
+                tenants.asking = owner
+            victim = self.policy.victim(self._may_go, now)
+        if held is not None:
+            self.unpin(key)
+        return victim
 
     def _may_go(self, key: Key) -> bool:
         held = self._held[key]
-        return not held.pins and not held.storing
+        if held.pins or held.storing:
+            held.refused = True
+            return False
+        return True
 
     def _give_up(self, key: Key, now: float) -> Gone:
         """The policy has chosen it."""
@@ -280,7 +294,9 @@ class TierRecords:
         if held.pins or held.storing:
             return
         if held.stored and not held.doomed:
-            self.policy.returned([key])
+            if held.refused:
+                held.refused = False
+                self.policy.returned([key])
             return
         del self._held[key]
         if not held.doomed:
