@@ -125,7 +125,7 @@ def store_figures(store: Store, codec: Codec, blocks: Sequence[memoryview], plai
     batches = [records[start : start + 16] for start in range(0, len(records), 16)]
     writing = seconds_of(lambda: [store.put_many(batch) for batch in batches])
     _, targets = pool_of(len(blocks))
-    mover = Mover([Tier(store=store, formats=[format_of(codec)], codecs=[codec], limits=PATIENT)], SystemClock())
+    mover = Mover([Tier(store=store, codecs=[codec], limits=PATIENT)], SystemClock())
     load(mover, store.name, targets)
     mine, plainly = [], []
     for _ in range(ROUNDS):
@@ -184,9 +184,7 @@ def stores(folder: Path, blocks: Sequence[memoryview]) -> dict[str, dict[str, fl
 def spill_microseconds(blocks: Sequence[memoryview]) -> float:
     """What handing one block to the mover takes of a step."""
     clock, codec = SystemClock(), CODECS["raw"]
-    tier = Tier(
-        store=RamStore([format_of(codec)], CAPACITY, clock), formats=[format_of(codec)], codecs=[codec], staging_bytes=CAPACITY
-    )
+    tier = Tier(store=RamStore([format_of(codec)], CAPACITY, clock), codecs=[codec], staging_bytes=CAPACITY)
     mover = Mover([tier], clock)
     took = []
     for _ in range(ROUNDS):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,13 +20,12 @@ import lmdb
 
 from kveik.clock import Clock
 from kveik.errors import Unreachable
-from kveik.tiers.disk_folder import FolderPlan, OpenFolder
+from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, formats_in
 from kveik.tiers.disk_index import IndexBroken, index_bytes
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
 from kveik.tiers.store import Direct, Use
 
-LAYOUT = b"kveik disk store 1"
 SYNC_SECONDS = 1.0
 """Between two times that the slots are written out; the index is on the disk after every batch."""
 
@@ -42,6 +40,7 @@ class DiskStore:
     def __init__(self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
         """`formats`: per group. Raises Unreachable where another engine has the folder; what else is wrong is `trouble`."""
         self.capacity_bytes = capacity_bytes
+        self.formats = tuple(formats)
         self.trouble: str | None = None
         self._clock = clock
         self._plan = _plan(folder, formats, capacity_bytes)
@@ -210,13 +209,23 @@ class DiskStore:
         self._owed.clear()
 
 
+def store_at(folder: Path, clock: Clock) -> DiskStore:
+    """The store in a folder as an engine left it, with the formats that it wrote: to list, verify or clear it.
+
+    Raises Unreachable where there is none, or where an engine has it.
+    """
+    formats = formats_in(folder)
+    if formats is None:
+        raise Unreachable("The folder holds no cached blocks.")
+    return DiskStore(folder, formats, 2 * sum(file.stat().st_size for file in folder.iterdir()) + (1 << 30), clock)
+
+
 def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:
     """The capacity holds the slots, a page for the lock, and two indices, for one may be kept aside."""
     sizes = tuple(slot_bytes(one.record_bytes) for one in formats)
     index = index_bytes(capacity_bytes // min(sizes))
-    parts = [LAYOUT, *(b"%d %d %b" % (one.record_bytes, one.encoding, one.fingerprint) for one in formats)]
     slots = max(capacity_bytes - 2 * index - PAGE_BYTES, 0)
-    return FolderPlan(folder, sizes, slots, index, hashlib.sha256(b"\n".join(parts)).digest())
+    return FolderPlan(folder, sizes, slots, index, described(formats))
 
 
 def _read_direct(folder: OpenFolder, place: Place, number: int, direct: Direct, header: memoryview) -> bool:

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
 
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
-from kveik.tiers.disk_index import DiskIndex, IndexBroken, check_index
-from kveik.tiers.record import RecordKey
+from kveik.tiers.disk_index import LEAST_BYTES, DiskIndex, IndexBroken, check_index
+from kveik.tiers.record import Encoding, RecordFormat, RecordKey
 from kveik.tiers.slots import Place, Slots
+
+LAYOUT = 1
+"""Of the folder; another one's records are thrown away."""
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _INDEX, _DAMAGED, _LOCK = "index", "index.damaged", "lock"
@@ -109,6 +114,36 @@ class OpenFolder:
             if self.slots.fits(place.group, place.bytes) and place.slot < self.files.slots(place.group):
                 found[place.group, place.slot] = (key, place)
         return list(found.values())
+
+
+def described(formats: Sequence[RecordFormat]) -> bytes:
+    """What the slots of a folder hold, as the index has it; equal only for equal formats."""
+    groups = [
+        {"fingerprint": one.fingerprint.hex(), "tokens": one.tokens, "encoding": one.encoding, "bytes": one.payload_bytes}
+        for one in formats
+    ]
+    return json.dumps({"layout": LAYOUT, "groups": groups}).encode()
+
+
+def formats_in(folder: Path) -> list[RecordFormat] | None:
+    """The formats that a folder was written with, per group; None: it holds nothing that can be read."""
+    file = folder / _INDEX
+    if not file.exists():
+        return None
+    lock = FolderLock(folder / _LOCK, read_only=True)
+    try:
+        check_index(file)
+        index = DiskIndex(file, LEAST_BYTES, read_only=True)
+        with contextlib.closing(index):
+            told = json.loads(index.description() or b"{}")
+        return [
+            RecordFormat(bytes.fromhex(one["fingerprint"]), group, one["tokens"], Encoding(one["encoding"]), one["bytes"])
+            for group, one in enumerate(told["groups"])
+        ]
+    except (OSError, lmdb.Error, IndexBroken, ValueError, KeyError):
+        return None
+    finally:
+        lock.close()
 
 
 def _can_be_written(folder: Path) -> bool:

@@ -23,7 +23,7 @@ from kveik.tiers.breaker import Breaker, BreakerLimits, BreakerState
 from kveik.tiers.encode import Codec
 from kveik.tiers.loading import Load
 from kveik.tiers.reader import Probe, Reader
-from kveik.tiers.record import RecordFormat, RecordKey, Refusal
+from kveik.tiers.record import RecordKey, Refusal
 from kveik.tiers.staging import Staging
 from kveik.tiers.store import Store
 from kveik.tiers.tally import Completion, Counts, Loaded, Sample, Tally
@@ -37,14 +37,11 @@ STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One store, what its records look like, and how far it is trusted."""
+    """One store, how its records are made of blocks, and how far it is trusted."""
 
     store: Store
-    formats: Sequence[RecordFormat]
-    """Per group."""
-
     codecs: Sequence[Codec]
-    """Per group."""
+    """Per group, of the store's formats."""
 
     staging_bytes: int = 32 << 20
     """Blocks that may wait to be written."""
@@ -73,14 +70,14 @@ class TierState:
 
 class _Lane:
     def __init__(self, tier: Tier, clock: Clock, tell: Callable[[Completion], None]) -> None:
-        store, formats, codecs = tier.store, tier.formats, tier.codecs
-        for form, codec in zip(formats, codecs, strict=True):
+        store, codecs = tier.store, tier.codecs
+        for form, codec in zip(store.formats, codecs, strict=True):
             assert (form.encoding, form.payload_bytes) == (codec.encoding, codec.payload_bytes), "format and codec disagree"
         block = max(max(codec.block_bytes, codec.payload_bytes) for codec in codecs)
         self.tally = Tally()
         self.staging = Staging(block, tier.staging_bytes)
-        self.reader = Reader(store, formats, codecs, Breaker(tier.limits), self.tally, clock, tell)
-        self.writer = Writer(store, formats, codecs, self.staging, Breaker(tier.limits), self.tally, clock, tell)
+        self.reader = Reader(store, codecs, Breaker(tier.limits), self.tally, clock, tell)
+        self.writer = Writer(store, codecs, self.staging, Breaker(tier.limits), self.tally, clock, tell)
         self.store = store
         self.threads: list[threading.Thread] = []
 

@@ -14,8 +14,8 @@ from kveik.tiers.record import Encoding, Miss, RecordFormat, RecordKey
 from kveik.tiers.store import Store
 from kveik.tiers.tally import Completion, Loaded, Probed, Tally
 
-BATCH_RECORDS = 32
-"""Read at once; between two batches a load that was called off is left."""
+BATCH_RECORDS, BATCH_BYTES = 32, 16 << 20
+"""Read at once, at most: between two batches a load that was called off is left, and a breaker judges what a batch takes."""
 
 WAITING_MOST = 16_384
 """Records that may wait for a tier; more are refused."""
@@ -39,7 +39,6 @@ class Reader:
     def __init__(
         self,
         store: Store,
-        formats: Sequence[RecordFormat],
         codecs: Sequence[Codec],
         breaker: Breaker,
         tally: Tally,
@@ -49,12 +48,13 @@ class Reader:
         self.store = store
         self.breaker = breaker
         self.work: WorkQueue[Load | Probe] = WorkQueue(WAITING_MOST)
-        self._formats = formats
+        self._formats = store.formats
         self._codecs = codecs
         self._tally = tally
         self._clock = clock
         self._tell = tell
         self._since: float | None = None
+        self._at_once = max(min(BATCH_RECORDS, BATCH_BYTES // max(one.record_bytes for one in store.formats)), 1)
 
     def put(self, one: Load | Probe) -> None:
         """Do this when its turn comes. What cannot be done now is answered at once."""
@@ -97,10 +97,10 @@ class Reader:
 
     def _load(self, load: Load) -> None:
         size, seconds = 0, 0.0
-        for start in range(0, len(load), BATCH_RECORDS):
+        for start in range(0, len(load), self._at_once):
             if load.called_off or not self.breaker.admits(self._clock.now()):
                 break
-            read, took = self._batch(load, range(start, min(start + BATCH_RECORDS, len(load))))
+            read, took = self._batch(load, range(start, min(start + self._at_once, len(load))))
             size, seconds = size + read, seconds + took
         load.miss_rest(Miss.LATE if load.called_off else Miss.REFUSED)
         self._end(load, size, seconds)

@@ -68,7 +68,7 @@ class RemoteStore:
         """The address without user and password."""
         self._limits = limits
         self._clock = clock
-        self._formats = formats
+        self.formats = tuple(formats)
         self._prefixes = [_prefix(one) for one in formats]
         self._client = _connect(url, limits.timeout_seconds)
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class RemoteStore:
         return len(self._written)
 
     def cost_bytes(self, group: int) -> int:
-        return self._formats[group].record_bytes
+        return self.formats[group].record_bytes
 
     def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
         """One round trip. What the server has no room for is as full as what is beyond our own bound."""

@@ -38,6 +38,8 @@ class Store(Protocol):
 
     name: str
     capacity_bytes: int
+    formats: Sequence[RecordFormat]
+    """What its records look like, per group."""
 
     @property
     def bytes_used(self) -> int:
@@ -102,20 +104,21 @@ class Report:
         return self.records - sum(self.misses.values())
 
 
-def verify(store: Store, formats: Sequence[RecordFormat], *, batch: int = 64, forget: bool = False) -> Report:
+def verify(store: Store, *, batch: int = 64, forget: bool = False) -> Report:
     """Read and check every record; `forget`: delete those that would not be used."""
     found = list(store.contents())
     misses: dict[RecordKey, Miss] = {}
     for start in range(0, len(found), batch):
         keys = [key for key, _ in found[start : start + batch]]
-        misses |= _misses(store, formats, keys)
+        misses |= _misses(store, keys)
     if forget and misses:
         store.delete_many(list(misses))
     return Report(len(found), sum(size for _, size in found), Counter(misses.values()))
 
 
-def _misses(store: Store, formats: Sequence[RecordFormat], keys: Sequence[RecordKey]) -> dict[RecordKey, Miss]:
+def _misses(store: Store, keys: Sequence[RecordKey]) -> dict[RecordKey, Miss]:
     misses: dict[RecordKey, Miss] = {}
+    formats = store.formats
 
     def check(number: int, record: memoryview) -> None:
         key = keys[number]

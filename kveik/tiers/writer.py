@@ -14,12 +14,12 @@ from kveik.clock import Clock
 from kveik.tiers.breaker import Breaker
 from kveik.tiers.encode import Codec, copy
 from kveik.tiers.queue import WorkQueue
-from kveik.tiers.record import HEADER_BYTES, Encoding, Miss, RecordFormat, RecordKey, Refusal
+from kveik.tiers.record import HEADER_BYTES, Encoding, Miss, RecordKey, Refusal
 from kveik.tiers.staging import Staging
 from kveik.tiers.store import Store
 from kveik.tiers.tally import Completion, Spilled, Tally
 
-BATCH_RECORDS = 16
+BATCH_RECORDS, BATCH_BYTES = 16, 16 << 20
 """Stored at once, at most."""
 
 WAITING_MOST = 262_144
@@ -49,7 +49,6 @@ class Writer:
     def __init__(
         self,
         store: Store,
-        formats: Sequence[RecordFormat],
         codecs: Sequence[Codec],
         staging: Staging,
         breaker: Breaker,
@@ -61,9 +60,12 @@ class Writer:
         self.breaker = breaker
         self.staging = staging
         self.work: WorkQueue[Spill | Deletion] = WorkQueue(WAITING_MOST)
-        self._formats = formats
+        self._formats = store.formats
         self._codecs = codecs
-        self._scratch = bytearray(BATCH_RECORDS * max(one.record_bytes for one in formats))
+        largest = max(one.record_bytes for one in store.formats)
+        self._at_once = max(min(BATCH_RECORDS, BATCH_BYTES // largest), 1)
+        encoded = any(one.encoding is not Encoding.RAW for one in codecs)
+        self._scratch = [memoryview(bytearray(largest)) for _ in range(self._at_once if encoded else 0)]
         self._tally = tally
         self._clock = clock
         self._tell = tell
@@ -88,7 +90,7 @@ class Writer:
                 self.work.done(len(one.keys))
             return True
         spills = [one]
-        while len(spills) < BATCH_RECORDS and isinstance(more := self.work.take_more(Spill), Spill):
+        while len(spills) < self._at_once and isinstance(more := self.work.take_more(Spill), Spill):
             spills.append(more)
         try:
             self._store(spills)
@@ -155,8 +157,7 @@ class Writer:
         if codec.encoding is Encoding.RAW:
             record = staged
         else:
-            start = number * (len(self._scratch) // BATCH_RECORDS)
-            record = memoryview(self._scratch)[start : start + form.record_bytes]
+            record = self._scratch[number][: form.record_bytes]
             codec.encode(staged[HEADER_BYTES:], record[HEADER_BYTES:])
         form.seal(record, spill.key.block)
         return record

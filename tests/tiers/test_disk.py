@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.tiers.disk import DiskStore
+from kveik.errors import Unreachable
+from kveik.tiers.disk import DiskStore, store_at
 from kveik.tiers.record import Miss, RecordKey, Refusal
 from kveik.tiers.store import verify
 from tests.tiers.records import FORMATS, format_of, key_of, pairs, payloads, read
@@ -80,7 +81,7 @@ def test_usage_is_what_a_scan_finds_after_every_step_and_within_the_bound(tmp_pa
         store.check()
         assert set(dict(store.contents())) == set(model)
         assert store.bytes_used == scanned(tmp_path) <= store.capacity_bytes
-    assert verify(store, FORMATS).misses == {}
+    assert verify(store).misses == {}
     store.close()
 
 
@@ -89,7 +90,7 @@ def test_a_smaller_bound_after_a_restart_is_kept_too(store: DiskStore, clock: St
     opened = again(store, clock, 2 * MIB)
     assert 0 < opened.records < 300
     assert opened.bytes_used == scanned(opened._plan.folder) <= 2 * MIB
-    assert verify(opened, FORMATS).misses == {}
+    assert verify(opened).misses == {}
     opened.close()
 
 
@@ -218,3 +219,25 @@ def test_an_index_deleted_under_a_running_store_costs_a_pause(store: DiskStore, 
     clock.advance(2.0)
     assert store.put_many(pairs([20])) == [None]
     assert store.trouble is None
+
+
+def test_a_folder_can_be_looked_at_without_its_model_and_is_left_as_it_was(store: DiskStore, clock: StepClock) -> None:
+    for group in range(3):
+        store.put_many(pairs(range(20), group))
+    with pytest.raises(Unreachable, match="in use"):
+        store_at(store._plan.folder, clock)
+    before = set(store.contents())
+    store.close()
+    found = store_at(store._plan.folder, clock)
+    assert set(found.contents()) == before
+    assert verify(found).misses == {}
+    opened = again(found, clock)
+    assert set(opened.contents()) == before
+    opened.close()
+
+
+def test_a_folder_without_a_store_is_left_alone(tmp_path: Path, clock: StepClock) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(Unreachable, match="no cached blocks"):
+        store_at(tmp_path, clock)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]

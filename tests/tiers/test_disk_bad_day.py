@@ -63,7 +63,7 @@ def kill_and_judge(folder: Path, seed: int) -> None:
     assert store.trouble is None
     assert not (folder / "index.damaged").exists()
     store.check()
-    assert verify(store, FORMATS).misses == {}
+    assert verify(store).misses == {}
     for group in range(3):
         for number, found in enumerate(read(store, range(NUMBERS), group)):
             assert found is Miss.ABSENT or [found] == payloads([number], group)

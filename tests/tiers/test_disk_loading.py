@@ -26,7 +26,7 @@ class DiskWorld:
         self.clock = StepClock()
         self.file = folder / "records-0"
         self.store = DiskStore(folder, FORMATS, 4 << 20, self.clock)
-        self.mover = Mover([Tier(store=self.store, formats=FORMATS, codecs=CODECS)], self.clock)
+        self.mover = Mover([Tier(store=self.store, codecs=CODECS)], self.clock)
         for number in range(10):
             assert self.mover.spill("disk", key_of(number), block_of(number)) is None
         while self.mover.step():

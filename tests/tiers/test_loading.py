@@ -84,7 +84,7 @@ class GatedCodec(Raw):
 def test_cancelling_in_the_middle_of_a_copy_returns_when_it_is_whole() -> None:
     clock, gate = StepClock(), Gate()
     store = WrongStore(FORMATS[:1], 1 << 20, clock)
-    mover = Mover([Tier(store=store, formats=FORMATS[:1], codecs=[GatedCodec(gate)])], clock)
+    mover = Mover([Tier(store=store, codecs=[GatedCodec(gate)])], clock)
     for number in (1, 2):
         mover.spill("ram", key_of(number), block_of(number))
     mover._lanes["ram"].writer.step(wait=False)

@@ -33,7 +33,7 @@ FORMATS = formats_of(CODECS)
 
 def tier_of(clock: StepClock, name: str = "ram", pages: int = 64, staging: int = 1 << 16) -> Tier:
     store = WrongStore(FORMATS, pages * 4096, clock, name)
-    return Tier(store=store, formats=FORMATS, codecs=CODECS, staging_bytes=staging, limits=LIMITS)
+    return Tier(store=store, codecs=CODECS, staging_bytes=staging, limits=LIMITS)
 
 
 class World:
@@ -94,7 +94,7 @@ def test_a_block_may_be_written_again_as_soon_as_it_is_spilled() -> None:
 def test_int8_tiers_give_back_what_quantising_keeps() -> None:
     codec = Int8Rows(64, 16, torch.bfloat16)
     [form], clock = formats_of([codec]), StepClock()
-    mover = Mover([Tier(store=RamStore([form], 1 << 20, clock), formats=[form], codecs=[codec])], clock)
+    mover = Mover([Tier(store=RamStore([form], 1 << 20, clock), codecs=[codec])], clock)
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
     back, expected, payload = torch.zeros_like(x), torch.zeros_like(x), bytearray(codec.payload_bytes)
     views = [memoryview(one.view(torch.uint8).numpy()).cast("B") for one in (x, back, expected)]
@@ -145,7 +145,7 @@ def test_moving_between_tiers_of_different_encodings_goes_by_the_block() -> None
     tiers = []
     for name, codec in (("ram", int8), ("disk", raw)):
         [form] = formats_of([codec])
-        tiers.append(Tier(store=WrongStore([form], 1 << 20, clock, name), formats=[form], codecs=[codec]))
+        tiers.append(Tier(store=WrongStore([form], 1 << 20, clock, name), codecs=[codec]))
     mover, block = Mover(tiers, clock), bytearray(2048)
     x = torch.ones(64, 16).bfloat16()
     mover.spill("ram", key_of(1), memoryview(x.view(torch.uint8).numpy()).cast("B"))
@@ -276,7 +276,7 @@ def threaded(wake: Callable[[], None] = lambda: None) -> tuple[Mover, WrongStore
     clock = SystemClock()
     store = WrongStore(FORMATS, 64 * 4096, StepClock(), "ram")
     store._clock = clock
-    mover = Mover([Tier(store=store, formats=FORMATS, codecs=CODECS)], clock, wake)
+    mover = Mover([Tier(store=store, codecs=CODECS)], clock, wake)
     mover.start()
     return mover, store
 

@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_memory_is_a_miss_and_can_be_swept_out() -> None:
     store._memory[0][place.slot * PAGE + 500] ^= 4
     store._slots.unpin(place)
     assert read(store, [1, 2]) == [*payloads([1]), Miss.DAMAGED]
-    report = verify(store, FORMATS, forget=True)
+    report = verify(store, forget=True)
     assert (report.records, report.sound, report.misses) == (2, 1, {Miss.DAMAGED: 1})
     assert [key for key, _ in store.contents()] == [key_of(1)]
 

@@ -27,7 +27,7 @@ class Traffic:
         self.woken = threading.Event()
         store = RemoteStore(server.url, FORMATS, RemoteLimits(timeout_seconds=timeout), self.clock)
         limits = BreakerLimits(failures=2, seconds=1e9, pause=0.02, pause_most=0.04)
-        self.mover = Mover([Tier(store=store, formats=FORMATS, codecs=CODECS, limits=limits)], self.clock, self.woken.set)
+        self.mover = Mover([Tier(store=store, codecs=CODECS, limits=limits)], self.clock, self.woken.set)
         self.mover.start()
         self.asked = 0
         self.told = Counter[Miss | Refusal | str]()
