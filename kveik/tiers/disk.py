@@ -54,6 +54,10 @@ class DiskStore:
         self._enter(first=True)
 
     @property
+    def room_bytes(self) -> int:
+        return self._plan.slots_bytes
+
+    @property
     def bytes_used(self) -> int:
         return self._plan.bytes_on_disk()
 

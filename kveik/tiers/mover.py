@@ -55,6 +55,7 @@ class TierState:
 
     name: str
     capacity_bytes: int
+    room_bytes: int
     bytes_used: int
     records: int
     trouble: str | None
@@ -83,7 +84,10 @@ class _Lane:
 
 
 class Mover:
-    """All tiers below the pool, in order. Called by the step thread; `wake` is called by others when there are completions."""
+    """All tiers below the pool, in order. Called by the step thread alone.
+
+    `wake` is called when there are completions: by the tiers' threads, and by the caller's where something is refused at once.
+    """
 
     def __init__(self, tiers: Sequence[Tier], clock: Clock, wake: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
@@ -162,6 +166,7 @@ class Mover:
         return TierState(
             name=tier,
             capacity_bytes=lane.store.capacity_bytes,
+            room_bytes=lane.store.room_bytes,
             bytes_used=lane.store.bytes_used,
             records=lane.store.records,
             trouble=lane.store.trouble,

@@ -38,6 +38,10 @@ class RamStore:
         self._memory = [memoryview(region) for region in self._regions]
 
     @property
+    def room_bytes(self) -> int:
+        return self.capacity_bytes
+
+    @property
     def bytes_used(self) -> int:
         return self._slots.bytes
 

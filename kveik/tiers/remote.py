@@ -77,6 +77,10 @@ class RemoteStore:
         self._bytes = 0
 
     @property
+    def room_bytes(self) -> int:
+        return self.capacity_bytes
+
+    @property
     def bytes_used(self) -> int:
         self._expire()
         return self._bytes

@@ -42,6 +42,11 @@ class Store(Protocol):
     """What its records look like, per group."""
 
     @property
+    def room_bytes(self) -> int:
+        """What the costs of all records may sum up to: the capacity without what the store needs for itself."""
+        ...
+
+    @property
     def bytes_used(self) -> int:
         """What the records really take, with all that is needed around them. Never above `capacity_bytes`."""
         ...

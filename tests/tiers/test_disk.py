@@ -241,3 +241,10 @@ def test_a_folder_without_a_store_is_left_alone(tmp_path: Path, clock: StepClock
     with pytest.raises(Unreachable, match="no cached blocks"):
         store_at(tmp_path, clock)
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_records_that_cost_no_more_than_the_room_all_fit(store: DiskStore) -> None:
+    stored = store.put_many(pairs(range(1000)))
+    fit = store.room_bytes // store.cost_bytes(0)
+    assert 700 < fit < 1000
+    assert stored == [None] * fit + [Refusal.FULL] * (1000 - fit)
