@@ -145,33 +145,40 @@ class Evictor:
         assert self.policy is not None
         if self.tenants is not None:
             self.tenants.asking = self.asking
-        key = self.policy.victim(self._may_go, self.now)
+        key, wanted = self.policy.victim(self._may_go, self.now), False
         if key is None:
-            key = self._oldest()
+            key, wanted = self._oldest()
         if key is not None:
-            self._let_go(key)
+            self._let_go(key, wanted=wanted)
 
-    def _let_go(self, key: bytes) -> None:
-        """The policy knows it no more."""
+    def _let_go(self, key: bytes, *, wanted: bool = False) -> None:
+        """The policy knows it no more. `wanted`: its request was preempted and comes back for it."""
         if self.offer is not None:
             self.offer(key)
         if self.below is not None:
             owner = b"" if self.tenants is None else self.tenants.gave_up
-            self.below.offered(key, self._worth_storing(key), self.now, owner)
+            groups = self._everywhere(key) if wanted else self._worth_storing(key)
+            self.below.offered(key, groups, self.now, owner, wanted=wanted)
         self._ends.pop(key, None)
         for group in self._groups:
             group.lose(key)
 
     def _worth_storing(self, key: bytes) -> int:
         """Groups that have the block and from which it could be of use, as bits: those with a window only at a chain's end."""
-        ends, wanted = self._ends.get(key, 0), 0
+        groups, ends = self._everywhere(key), self._ends.get(key, 0)
         for number, group in enumerate(self._groups):
-            if key in group.index.by_key and (group.window is None or ends >> number & 1):
-                wanted |= 1 << number
-        return wanted
+            if group.window is not None and not ends >> number & 1:
+                groups &= ~(1 << number)
+        return groups
 
-    def _oldest(self) -> bytes | None:
-        """The oldest block that may go for whoever is asking: one that the policy was not told of, or has set aside."""
+    def _everywhere(self, key: bytes) -> int:
+        """Groups that have the block, as bits."""
+        return sum(1 << number for number, group in enumerate(self._groups) if key in group.index.by_key)
+
+    def _oldest(self) -> tuple[bytes | None, bool]:
+        """The oldest block that may go for whoever is asking: one that the policy has set aside, or, and this is the second
+        part of the answer, was never told of.
+        """
         assert self.policy is not None
         pool, index, tenants = self._lead.pool, self._lead.index, self.tenants
         for block in pool.oldest():
@@ -179,9 +186,12 @@ class Evictor:
                 entry = index.entry(block)
                 assert entry is not None
                 assert entry.key is not None
+                known = self.policy.holds(entry.key)
+                if tenants is not None:
+                    tenants.gave_up = tenants.owner_of(entry.key)
                 self.policy.discarded(entry.key)
-                return entry.key
-        return None
+                return entry.key, not known
+        return None, False
 
     def _forgotten(self, key: bytes) -> None:
         assert self.policy is not None

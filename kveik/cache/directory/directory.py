@@ -47,9 +47,9 @@ class Directory:
 
     # What happens above. Each may give orders.
 
-    def offered(self, key: Key, groups: int, now: float, owner: Owner = b"") -> None:
-        """The pool gives up a content that these groups (bits) have."""
-        self._offer(0, None, Gone(key, groups, owner), now)
+    def offered(self, key: Key, groups: int, now: float, owner: Owner = b"", *, wanted: bool = False) -> None:
+        """The pool gives up a content that these groups (bits) have. `wanted`: whoever computed it will come back for it."""
+        self._offer(0, None, Gone(key, groups, owner, wanted), now)
 
     def inserted(self, key: Key, groups: int, now: float, owner: Owner = b"") -> None:
         """The pool has a new content, all slots of it written, in these groups."""
@@ -71,7 +71,7 @@ class Directory:
                 return
 
     def _offer_to(self, number: int, source: int | None, gone: Gone, now: float) -> bool:
-        answer = self.tiers[number].offer(gone.key, gone.groups, gone.owner, now)
+        answer = self.tiers[number].offer(gone, now)
         for victim in answer.victims:
             # It is copied further down before it is removed, and removed before its room is needed.
             self._offer(number + 1, number, victim, now)

@@ -79,6 +79,8 @@ class Gone:
     """Those that had it."""
 
     owner: Owner
+    wanted: bool = False
+    """Whether it is certain to be asked for again soon, so that no filter need guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +136,15 @@ class TierRecords:
         stored = 0
         if visit.retention is not None:
             # Only who hints needs to know what of the chain is here.
-            stored = next((place for place, key in enumerate(visit.keys) if key not in self._held), len(visit.keys))
+            stored = next((place for place, key in enumerate(visit.keys) if not self._knows(key)), len(visit.keys))
         self.policy.used(replace(visit, stored=stored))
         if self.spec.writes == "second-touch":
             self._touch(visit.keys)
+
+    def _knows(self, key: Key) -> bool:
+        """Whether the policy has been told of it."""
+        held = self._held.get(key)
+        return held is not None and not held.doomed
 
     def _touch(self, keys: Sequence[Key]) -> None:
         touched = self._touched
@@ -147,11 +154,12 @@ class TierRecords:
         while len(touched) > TOUCHES_KNOWN:
             touched.popitem(last=False)
 
-    def offer(self, key: Key, groups: int, owner: Owner, now: float) -> Answer:
-        """These groups' records of a key could be written here: whether they are, and what goes for them.
+    def offer(self, offered: Gone, now: float) -> Answer:
+        """What was given up above could be written here: whether it is, and what goes for it.
 
         The victims have gone from here already, also where there is no room after all.
         """
+        key, groups, owner = offered.key, offered.groups, offered.owner
         spec, held = self.spec, self._held.get(key)
         if held is not None and held.doomed:
             return Answer(0, settled=False)
@@ -159,9 +167,7 @@ class TierRecords:
         size = spec.bytes_of(missing)
         if not missing:
             return Answer(0, settled=held is not None)
-        if size > spec.capacity_bytes or (spec.writes == "second-touch" and not self._touched.get(key, False)):
-            return Answer(0, settled=False)
-        if self.bytes_used + size > spec.capacity_bytes and not self._is_worth_it(key, now):
+        if size > spec.capacity_bytes or not (offered.wanted or self._is_worth_it(key, size, now)):
             return Answer(0, settled=False)
         victims: list[Gone] = []
         while (victim := self._in_the_way(key, size, owner, now)) is not None:
@@ -183,8 +189,13 @@ class TierRecords:
             gone.append(self._give_up(key, now))
         return tuple(gone)
 
-    def _is_worth_it(self, key: Key, now: float) -> bool:
-        return self._filter is None or self._filter.passes(self.policy.worth(key, now))
+    def _is_worth_it(self, key: Key, size: int, now: float) -> bool:
+        """Whether it may be written: always where there is room, unless only what was used twice is."""
+        if self.spec.writes == "second-touch":
+            return self._touched.get(key, False)
+        if self._filter is None or self.bytes_used + size <= self.spec.capacity_bytes:
+            return True
+        return self._filter.passes(self.policy.worth(key, now))
 
     def _has_room(self, size: int, owner: Owner) -> bool:
         beyond = self._tenants is not None and self._tenants.beyond(owner, size)

@@ -63,7 +63,7 @@ class TenantPolicy:
         self._party_of: dict[Key, Party] = {}
         self._weights: dict[Key, int] = {}
         self._unclaimed: dict[Key, None] = {}
-        """Records of an earlier life, whose owners have not shown themselves."""
+        """Records whose owners have not shown themselves: from an earlier life, or of requests that were preempted."""
 
     # Whose is what.
 
@@ -155,14 +155,15 @@ class TenantPolicy:
                 party.policy.returned(mine)
 
     def stored(self, key: Key, now: float) -> None:
-        """Whose it is, is not known; it is claimed by whoever uses it first."""
+        """Whose it is, is not known."""
         if key not in self._party_of:
-            self._put(key, self._common, now)
-            self._unclaimed[key] = None
+            self.put(key, b"", now)
 
     def put(self, key: Key, owner: Owner, now: float) -> None:
-        """A record of this owner is stored."""
+        """A record of this owner is stored; of nobody's in particular, that of whoever uses it first."""
         self._put(key, self.party(owner), now)
+        if owner == b"":
+            self._unclaimed[key] = None
 
     def _put(self, key: Key, party: Party, now: float) -> None:
         self._party_of[key] = party

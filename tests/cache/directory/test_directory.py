@@ -151,6 +151,19 @@ def test_a_filter_lets_only_what_is_worth_more_than_what_went_displace_something
     assert stores.records == [{(b"\x09", 0), (b"\x06", 0)}]
 
 
+def test_what_somebody_will_come_back_for_passes_every_filter() -> None:
+    one = directory(tier(1, policy=hazard(), factor=1.5), tier(2, name="disk", writes="second-touch"))
+    stores = Stores(one)
+    one.offered(b"a", 1, 0.0)
+    stores.work()
+    one.offered(b"b", 1, 1.0)
+    stores.work()
+    assert stores.records == [{(b"a", 0)}, set()]
+    one.offered(b"b", 1, 1.0, wanted=True)
+    stores.work()
+    assert stores.records == [{(b"b", 0)}, set()]
+
+
 def test_records_whose_worth_nobody_knows_do_not_close_the_filter() -> None:
     """A store from an earlier life is full of chains that nobody has asked for since."""
     one = directory(tier(4, policy=hazard(), factor=1.5, name="disk"))
@@ -273,9 +286,11 @@ def test_the_directory_believes_what_the_stores_have(make: Callable[[], Eviction
         owner: Owner = (b"a", b"b", None)[keys[0][0]]
         match chance.randrange(7):
             case 0:
-                one.used(Visit(keys, 0, 100, now, now, None, owner or b"", 0 if owner is not None else len(keys)))
+                hint = Retention(80, 5.0) if chance.random() < 0.2 else None
+                one.used(Visit(keys, 0, 100, now, now, hint, owner or b"", 0 if owner is not None else len(keys)))
             case 1:
-                one.offered(chance.choice(keys), chance.randrange(1, 4), now, owner)
+                wanted = chance.random() < 0.2
+                one.offered(chance.choice(keys), chance.randrange(1, 4), now, b"" if wanted else owner, wanted=wanted)
             case 2:
                 one.inserted(chance.choice(keys), 3, now, owner)
             case 3:
