@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.tier import TierRecords, TierSpec
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
@@ -19,6 +21,7 @@ from kveik.errors import DoesNotFit
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence as Choice
 from kveik.schedule.scheduler import Scheduler
+from tests.cache.directory.making import Stores
 from tests.schedule.making import EOS, Desk
 
 SIZE, BLOCKS, CONTEXT, CHUNK = 4, 40, 48, 16
@@ -49,6 +52,15 @@ class Tenancy:
             eviction=self.policy,
             public=self.public,
         )
+        tiers = [
+            TierRecords(
+                TierSpec(name=name, capacity_bytes=size, record_bytes=(1,) * len(groups), factor=None),
+                TenantPolicy({b"a": Grant(size // 4), b"b": Grant(0, size // 3)}, make, weighed=True),
+            )
+            for name, size in (("ram", 60), ("disk", 150))
+        ]
+        self.below = self.ledger.evictor.below = Directory(groups, SIZE, tiers)
+        self.stores = Stores(self.below)
         limits = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32, prefill_chunk_size=CHUNK)
         self.desk = Desk(Scheduler(self.ledger, limits, CONTEXT, frozenset({EOS})))
         self.asked: list[tuple[bytes, str | None, Choice]] = []
@@ -68,6 +80,14 @@ class Tenancy:
         choice = Choice.start(id=number, request=request, choice=0, seed=0, arrived=self.desk.now)
         self.desk.scheduler.add(choice)
         self.asked.append((tenant, salt, choice))
+
+    def reach(self, tenant: bytes, salt: str | None, prompt: list[int]) -> int:
+        """Tokens that somebody would find in the pool and below, were he to ask."""
+        self.ledger.open(-1, prompt, request="probe", tenant=tenant, salt=salt)
+        below = self.ledger.loads.find(-1, self.ledger.match(-1, len(prompt)), len(prompt))
+        self.ledger.close(-1)
+        assert below is not None
+        return int(below.prospect.tokens[-1])
 
     def idle(self) -> list[bytes]:
         """Tenants of whom nothing runs or waits: whatever they lose now, they lose to others."""
@@ -96,6 +116,7 @@ def test_everybody_finishes_and_nobody_takes_what_is_anothers(
             continue
         before, idle = world.kept(), world.idle()
         world.desk.step()
+        world.stores.work(world.chance.randrange(8))
         after = world.kept()
         for tenant in idle:
             lost = before[tenant] - after[tenant]
@@ -105,6 +126,25 @@ def test_everybody_finishes_and_nobody_takes_what_is_anothers(
         assert world.desk.step_count < 3000, "it does not come to an end"
     assert crowded > 5
     assert_hits_are_rightful(world)
+    world.stores.work()
+    assert_tiers_know_whose_is_whose(world)
+
+
+def assert_tiers_know_whose_is_whose(world: Tenancy) -> None:
+    """Law 4, below the pool: with another's prompt nobody reaches further than with what he wrote himself or all may have."""
+    reached = 0
+    for _, _, one in world.asked:
+        prompt = list(one.request.prompt)
+        for tenant in (*TENANTS, b"d", b""):
+            for salt in (None, "s"):
+                own = max(
+                    (common(prompt, it.tokens) for who, how, it in world.asked if (who, how) == (tenant, salt)), default=0
+                )
+                found = world.reach(tenant, salt, prompt)
+                assert found <= max(own, SIZE * world.public.blocks(prompt))
+                reached += found
+    assert reached > 0
+    assert any(len(tier) for tier in world.below.tiers)
 
 
 def assert_hits_are_rightful(world: Tenancy) -> None:
