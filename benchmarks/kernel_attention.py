@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -118,7 +119,7 @@ def prefill_rates(kv_type: KvType) -> list[dict[str, float]]:
     for end in range(CHUNK, PREFILL + 1, CHUNK):
         batch = batch_of(tables, torch.tensor([end], dtype=torch.int32), CHUNK, kv_type)
         pairs = CHUNK * (end - CHUNK) + CHUNK * (CHUNK + 1) / 2
-        tries = [seconds_of(lambda: attend(queries, cache, batch, scale=HEAD_DIM**-0.5, soft_cap=None)) for _ in range(3)]  # noqa: B023
+        tries = [seconds_of(partial(attend, queries, cache, batch, scale=HEAD_DIM**-0.5, soft_cap=None)) for _ in range(3)]
         seconds = median(tries)
         found.append({"tokens": float(end), "seconds": seconds, "rate": 4 * HEAD_DIM * HEADS * pairs / seconds})
     return found

@@ -26,7 +26,7 @@ OPERATIONS = 40e9
 SHAPES = ("1536x1536", "8960x1536", "1536x8960")
 """Outputs and inputs: those of a model of 1.5 billion weights."""
 
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "W8")
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def measure(kind: str, outputs: int, inputs: int, rows: int, memory: np.ndarray,
     size, span = m.packed_bytes(which, outputs, inputs), m.span_of(which)
     copies = _copies(size, outputs, inputs, rows)
     weights = [memory[i * size : (i + 1) * size] for i in range(copies)]
-    _fill(which, outputs, inputs, weights, threads)
+    _fill(weights)
     x = np.random.default_rng(0).standard_normal((rows, inputs), dtype=np.float32)
     activations, out = np.zeros(m.activation_bytes(rows, inputs, span), np.uint8), np.zeros((rows, outputs), np.float32)
     m.quantise(x, activations, threads, span)
@@ -75,14 +75,8 @@ def _copies(size: int, outputs: int, inputs: int, rows: int) -> int:
     return max(1, min(BYTES // size, enough) if rows > 1 else BYTES // size)
 
 
-def _fill(which: object, outputs: int, inputs: int, weights: list[np.ndarray], threads: int) -> None:
+def _fill(weights: list[np.ndarray]) -> None:
     """Numbers that are neither denormal nor infinite: what is computed does not change how long it takes, but those would."""
-    m: Any = native.module
-    if which == m.WeightFormat.W8:
-        m.pack_f32(np.full((outputs, inputs), 0.02, np.float32), weights[0], threads)
-        for other in weights[1:]:
-            other[:] = weights[0]
-        return
     for weight in weights:
         # Every half of it a float16 of about 0.004, whatever else it is.
         weight.view(np.uint16)[:] = 0x1C1C

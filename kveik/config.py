@@ -36,8 +36,8 @@ class ModelConfig:
 
     quantization: Literal["auto", "bf16", "w8a8", "w4a8"] = "auto"
     """How weights are kept and multiplied. bf16: as --dtype says, nothing quantised anew. w8a8: 8-bit weights, one scale per
-    output, times 8-bit activations. w4a8: the blocks of a quantised GGUF file as they are, times 8-bit activations. auto: the
-    quickest of them that leaves the file's weights as they are."""
+    32 inputs (without native kernels: per output), times 8-bit activations. w4a8: the blocks of a quantised GGUF file as they
+    are, times 8-bit activations. auto: the quickest of them that leaves the file's weights as they are."""
 
     max_model_len: int | None = None
     """Context in tokens, prompt and output together. Default: the model's own."""

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kveik.kernels import native
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """GGML's quantised types that the kernels read."""
 
-W8 = "W8"
-"""int8 with one scale per output."""
+Q8_0 = "Q8_0"
+"""int8 with one scale per group: what weights become that are quantised here."""
 
 GROUP = 32
 """A product's inputs must be a multiple of this: groups of weights share a scale."""
@@ -66,13 +67,22 @@ def pack_together(format: str, parts: Sequence[NDArray[np.uint8]], inputs: int) 
     return PackedWeight(format, outputs, inputs, packed)
 
 
-def pack_float(weight: NDArray[np.float32]) -> PackedWeight:
-    """weight: [outputs, inputs] -> int8 with one scale per output."""
-    assert native.module is not None
-    outputs, inputs = weight.shape
-    packed = aligned(native.module.packed_bytes(native.module.WeightFormat[W8], outputs, inputs))
-    native.module.pack_f32(weight, packed, torch.get_num_threads())
-    return PackedWeight(W8, outputs, inputs, packed)
+def pack_float(weight: Tensor) -> PackedWeight:
+    """weight: float32 [outputs, inputs] -> int8 with one scale per group of inputs: Q8_0."""
+    return pack(Q8_0, q8_0_blocks(weight), weight.shape[1])
+
+
+def q8_0_blocks(weight: Tensor) -> NDArray[np.uint8]:
+    """float32 [outputs, inputs] -> blocks as GGML's Q8_0 has them, [outputs, bytes per row]: a float16 scale, 32 int8.
+
+    Rounded with the scale as it is stored. A group with a NaN or an infinity gets a scale that is none, and reads so.
+    """
+    groups = weight.view(len(weight), -1, GROUP)
+    scales = (groups.abs().amax(-1, keepdim=True) / 127.0).half()
+    inverse = torch.where(scales == 0, 0.0, scales.float().reciprocal())
+    values = (groups * inverse).round_().clamp_(-127, 127).nan_to_num_(0.0).to(torch.int8)
+    blocks = torch.cat((scales.view(torch.int8), values), dim=-1)
+    return blocks.flatten(1).view(torch.uint8).numpy()
 
 
 def aligned(size: int) -> NDArray[np.uint8]:

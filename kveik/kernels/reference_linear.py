@@ -26,7 +26,7 @@ ROWS_MANY = 72
 """From this many rows on, scales are those of spans."""
 
 SMALLEST = np.float32(1e-36)
-"""A group or span of a row, or a w8 output, whose magnitudes are all below counts as zeros: 127 / largest must be finite."""
+"""A group or span of a row whose magnitudes are all below counts as zeros: 127 / largest must be finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,10 @@ class Quantised:
 
     zero: int
     scale: Floats
-    """[outputs, groups]: a group is 16 or 32 inputs, or all of them."""
+    """[outputs, groups]: a group is 16 or 32 inputs."""
 
     minimum: Floats | None
     """[outputs, groups], where the format has one."""
-
-    whole: bool = False
-    """One scale for all inputs, and int8 already: w8."""
 
 
 def read(kind: str, blocks: Bytes, outputs: int) -> Quantised:
@@ -54,12 +51,6 @@ def read(kind: str, blocks: Bytes, outputs: int) -> Quantised:
     parts = split(blocks.reshape(-1, block_bytes))
     minimum = None if parts.minimum is None else parts.minimum.reshape(outputs, -1)
     return Quantised(parts.bits, parts.values.reshape(outputs, -1), parts.zero, parts.scale.reshape(outputs, -1), minimum)
-
-
-def w8(weight: Floats) -> Quantised:
-    """float32 [outputs, inputs] -> int8 with one scale per output; NaN where an output holds a NaN or an infinity."""
-    values, scale = _int8(weight)
-    return Quantised(8, (values + 128).astype(np.uint8), 128, scale[:, None], None, whole=True)
 
 
 def dequantised(weight: Quantised) -> Floats:
@@ -82,7 +73,7 @@ def quantised_rows(x: Floats, span: int = SPAN) -> Doubles:
 def coarse(weight: Quantised, span: int = SPAN) -> Doubles:
     """[outputs, inputs] -> what the weight stands for once it is int8 with a scale per output and span."""
     group = weight.values.shape[1] // weight.scale.shape[1]
-    if weight.whole or (weight.minimum is None and group == span):
+    if weight.minimum is None and group == span:
         return dequantised(weight).astype(np.float64)
     rounded = np.empty(weight.values.shape, np.float64)
     for first in range(0, weight.values.shape[1], span):

@@ -39,7 +39,7 @@ def load_native_decoder(
 
 
 def pack_blocks(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:
-    """The file's own blocks. A product of which a part has a type that no kernel reads becomes int8 per row."""
+    """The file's own blocks. A product of which a part has a type that no kernel reads becomes int8."""
     raws = [file.raw(name) for name in names]
     present = [raw for raw in raws if raw is not None and raw.kind.name in FORMATS]
     if len(present) < len(raws):
@@ -48,7 +48,7 @@ def pack_blocks(file: ModelFile, names: Sequence[str], outputs: Sequence[int], i
 
 
 def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:
-    """Any weights as int8, with one scale per row."""
+    """Any weights as int8, with one scale per group of inputs."""
     if inputs % GROUP:
         raise Unsupported(
             f"The model has products over {inputs} inputs, which is no multiple of {GROUP}; the native kernels need that. "
@@ -59,7 +59,7 @@ def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inp
     for name, count in zip(names, outputs, strict=True):
         file.read(name, weight[first : first + count])
         first += count
-    return [pack_float(weight.numpy())]
+    return [pack_float(weight)]
 
 
 class _Assembly:

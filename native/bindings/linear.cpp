@@ -38,7 +38,7 @@ void check_rows(const Array& rows, size_t width) {
 }
 
 void check_format(WeightFormat format, int outputs, int inputs) {
-    check(format >= WeightFormat::q4_0 && format <= WeightFormat::w8, "no such format");
+    check(format >= WeightFormat::q4_0 && format <= WeightFormat::q6_k, "no such format");
     check(outputs > 0 && fits(format, inputs) && inputs % group_inputs == 0, "the format cannot have these sizes");
 }
 
@@ -61,7 +61,6 @@ size_t activation_bytes_checked(int rows, int inputs, int span) {
 
 void pack(WeightFormat format, int outputs, int inputs, const Bytes& blocks, const BytesOut& packed, int threads) {
     check_format(format, outputs, inputs);
-    check(format != WeightFormat::w8, "w8 is packed by pack_f32");
     const FormatTraits traits = traits_of(format);
     check(blocks.shape(0) == size_t(outputs) * size_t(inputs / traits.block_inputs) * size_t(traits.block_bytes),
           "blocks is not of the size that the format has");
@@ -70,16 +69,6 @@ void pack(WeightFormat format, int outputs, int inputs, const Bytes& blocks, con
     with_team(threads, [&](Team& team) {
         linear_kernels().pack(format, blocks.data(), outputs, inputs, packed.data(), team);
     });
-}
-
-void pack_f32(const Matrix& weight, const BytesOut& packed, int threads) {
-    const int outputs = int(weight.shape(0)), inputs = int(weight.shape(1));
-    check_format(WeightFormat::w8, outputs, inputs);
-    check_rows(weight, weight.shape(1));
-    check(outputs == 1 || weight.stride(0) == inputs, "the weight must be contiguous");
-    check(packed.shape(0) == packed_bytes(WeightFormat::w8, outputs, inputs), "packed is not of packed_bytes(W8, ...)");
-    nb::gil_scoped_release release;
-    with_team(threads, [&](Team& team) { linear_kernels().pack_f32(weight.data(), outputs, inputs, packed.data(), team); });
 }
 
 void unpack(WeightFormat format, int outputs, int inputs, const Bytes& packed, const Indices& wanted, const MatrixOut& out,
@@ -122,15 +111,13 @@ void bind_linear(nb::module_& m) {
     nb::enum_<WeightFormat>(m, "WeightFormat", "How a packed weight's values are stored.")
         .value("Q4_0", WeightFormat::q4_0).value("Q4_1", WeightFormat::q4_1).value("Q5_0", WeightFormat::q5_0)
         .value("Q5_1", WeightFormat::q5_1).value("Q8_0", WeightFormat::q8_0).value("Q4_K", WeightFormat::q4_k)
-        .value("Q5_K", WeightFormat::q5_k).value("Q6_K", WeightFormat::q6_k).value("W8", WeightFormat::w8);
+        .value("Q5_K", WeightFormat::q5_k).value("Q6_K", WeightFormat::q6_k);
     m.attr("ROWS_MANY") = rows_many;
     m.def("packed_bytes", &packed_bytes_checked, "format"_a, "outputs"_a, "inputs"_a, "Bytes of a packed weight.");
     m.def("activation_bytes", &activation_bytes_checked, "rows"_a, "inputs"_a, "span"_a = 128, "Bytes of quantised rows.");
     m.def("span_of", &span_of, "format"_a, "Inputs that share a scale where rows are many.");
     m.def("pack", &pack, "format"_a, "outputs"_a, "inputs"_a, nb::arg("blocks").noconvert(), nb::arg("packed").noconvert(),
           "threads"_a, "A GGUF tensor's own bytes into the order in which products read them.");
-    m.def("pack_f32", &pack_f32, nb::arg("weight").noconvert(), nb::arg("packed").noconvert(), "threads"_a,
-          "float32 [outputs, inputs] -> int8 with one scale per output (W8).");
     m.def("unpack", &unpack, "format"_a, "outputs"_a, "inputs"_a, nb::arg("packed").noconvert(), nb::arg("wanted").noconvert(),
           nb::arg("out").noconvert(), "threads"_a, "Rows of a packed weight as float32 [wanted, inputs].");
     m.def("quantise", &quantise, nb::arg("x").noconvert(), nb::arg("activations").noconvert(), "threads"_a,

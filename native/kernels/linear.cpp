@@ -87,6 +87,6 @@ static void linear(const PackedWeight& weight, const Activations& x, const float
     (x.rows < rows_many ? linear_few : linear_many)(weight, x, bias, out, stride, add, team);
 }
 
-extern const LinearKernels linear_kernels_table{pack, pack_f32, unpack, quantise, linear};
+extern const LinearKernels linear_kernels_table{pack, unpack, quantise, linear};
 
 }  // namespace kveik::KVEIK_ISA

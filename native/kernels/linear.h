@@ -11,10 +11,8 @@ namespace kveik {
 
 // All functions are called by every member of the team with the same arguments, and end with a barrier.
 struct LinearKernels {
-    // The file's own blocks, row after row -> packed, `packed_bytes` of it. Not for w8.
+    // The file's own blocks, row after row -> packed, `packed_bytes` of it.
     void (*pack)(WeightFormat format, const uint8_t* blocks, int outputs, int inputs, uint8_t* packed, Team& team);
-    // float weights [outputs, inputs] -> w8, symmetric. An output with a NaN or an infinity gets the scale NaN.
-    void (*pack_f32)(const float* weight, int outputs, int inputs, uint8_t* packed, Team& team);
     // Rows of the weight as the float32 values that the file's blocks stand for -> out [count, inputs].
     void (*unpack)(const PackedWeight& weight, const int32_t* outputs_wanted, int count, float* out, Team& team);
     // x [rows, inputs], `stride` floats apart -> to. to.inputs is a multiple of 32.

@@ -96,14 +96,6 @@ static void expand_panel(const uint8_t* panel, int inputs, int span, int place, 
     }
 }
 
-// w8 is what is wanted already.
-static void copy_panel(const uint8_t* panel, int inputs, int span, int place, const Strip& to) {
-    for (int i = 0; i < spans_of(inputs, span); ++i) std::memcpy(to.scales + 16 * (strip_panels * i + place), panel, 64);
-    const uint8_t* values = panel + panel_head(WeightFormat::w8);
-    for (int quad = 0; quad < inputs / 4; ++quad)
-        std::memcpy(to.values + 64 * (strip_panels * quad + place), values + 64 * quad, 64);
-}
-
 void expand(WeightFormat format, const uint8_t* panel, int inputs, int span, int place, const Strip& to) {
     switch (format) {
         case WeightFormat::q4_0: return expand_panel<WeightFormat::q4_0>(panel, inputs, span, place, to);
@@ -114,7 +106,6 @@ void expand(WeightFormat format, const uint8_t* panel, int inputs, int span, int
         case WeightFormat::q4_k: return expand_panel<WeightFormat::q4_k>(panel, inputs, span, place, to);
         case WeightFormat::q5_k: return expand_panel<WeightFormat::q5_k>(panel, inputs, span, place, to);
         case WeightFormat::q6_k: return expand_panel<WeightFormat::q6_k>(panel, inputs, span, place, to);
-        case WeightFormat::w8: return copy_panel(panel, inputs, span, place, to);
     }
 }
 

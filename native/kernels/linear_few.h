@@ -91,7 +91,7 @@ inline void few_group(Floats (&sums)[height], const uint8_t* group, const ChunkS
 template <WeightFormat format, int height>
 inline void few_chunk(Floats (&sums)[height], const uint8_t* chunk, const FewJob& job, int first, int groups) {
     constexpr int parts = format == WeightFormat::q6_k ? 2 : 1;
-    const ChunkScales<format> scales(format == WeightFormat::w8 ? job.panel : chunk, groups);
+    const ChunkScales<format> scales(chunk, groups);
     const int step = whole_tiles ? height : job.at.rows, group = first / group_inputs;
     const auto floats = [&](int64_t at) { return reinterpret_cast<const float*>(job.tile + at) + group * step + job.row; };
     const int64_t minus = parts == 2 ? job.at.minus16 : job.at.minus32;
@@ -113,7 +113,7 @@ void few_panel(const FewJob& job) {
     Floats sums[height];
 #pragma GCC unroll 12
     for (int r = 0; r < height; ++r) sums[r] = zero_floats();
-    const uint8_t* chunk = job.panel + panel_head(format);
+    const uint8_t* chunk = job.panel;
     for (int first = 0; first < job.inputs; first += chunk_inputs) {
         const int left = (job.inputs - first) / group_inputs, groups = left < 8 ? left : 8;
         few_chunk<format, height>(sums, chunk, job, first, groups);

@@ -5,9 +5,8 @@ namespace kveik::KVEIK_ISA {
 
 FewKernel few_kernel_8(WeightFormat format, int height) {
     switch (format) {
-        case WeightFormat::q6_k: return few_kernel_of<WeightFormat::q6_k>(height);
         case WeightFormat::q8_0: return few_kernel_of<WeightFormat::q8_0>(height);
-        default: return few_kernel_of<WeightFormat::w8>(height);
+        default: return few_kernel_of<WeightFormat::q6_k>(height);
     }
 }
 

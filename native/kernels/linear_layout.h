@@ -7,8 +7,8 @@
 
 namespace kveik {
 
-// The formats of GGUF files (ggml-common.h of https://github.com/ggml-org/ggml), and w8: int8 with one scale per output.
-enum class WeightFormat : int { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, w8 };
+// The formats of GGUF files: ggml-common.h of https://github.com/ggml-org/ggml.
+enum class WeightFormat : int { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
 
 // Quantised rows, as `quantise` wrote them. `rows` and `inputs` must be those that it was called with.
 struct Activations {
@@ -85,10 +85,10 @@ static constexpr size_t activation_bytes(int rows, int inputs, int span) {
 //           q4_k q5_k: 64 bytes [4][16] with the low halves of the scales of groups g and, in the upper nibble, g + 4; 64 bytes
 //                      with those of the minima; 64 bytes with their upper pairs of bits (scale g, scale g + 4, minimum g,
 //                      minimum g + 4); f16 d [16], f16 dmin [16]
-//           q6_k: int8 [16 half groups][16], f16 d [16];  w8: none, but float [16] at the panel's start
+//           q6_k: int8 [16 half groups][16], f16 d [16]
 //   group,  nibbles: 4 vectors with quad k, and in the upper nibble quad k + 4
 //           fifth bits: 1 vector, bit k is quad k's;  sixth: 2 vectors, pairs of bits of quads 0 to 3, and of 4 to 7
-//           q8_0, w8: 8 vectors, a quad each, value + 128
+//           q8_0: 8 vectors, a quad each, value + 128
 struct FormatTraits {
     int bits;            // of an unsigned value
     int zero;            // what is subtracted from it
@@ -106,8 +106,7 @@ static constexpr FormatTraits traits_of(WeightFormat format) {
         case WeightFormat::q8_0: return {8, 128, false, false, 32, 34};
         case WeightFormat::q4_k: return {4, 0, true, true, 256, 144};
         case WeightFormat::q5_k: return {5, 0, true, true, 256, 176};
-        case WeightFormat::q6_k: return {6, 32, false, true, 256, 210};
-        default: return {8, 128, false, false, 32, 32};
+        default: return {6, 32, false, true, 256, 210};
     }
 }
 
@@ -116,19 +115,17 @@ static constexpr FormatTraits traits_of(WeightFormat format) {
 static constexpr int span_of(WeightFormat format) { return traits_of(format).super ? 128 : 32; }
 
 static constexpr int scale_bytes(WeightFormat format, int groups) {
-    if (format == WeightFormat::w8) return 0;
     if (format == WeightFormat::q6_k) return 288;
     if (traits_of(format).super) return 256;
     return groups * (traits_of(format).minimum ? 64 : 32);
 }
 static constexpr int group_bytes(WeightFormat format) { return traits_of(format).bits * 64; }
-static constexpr int panel_head(WeightFormat format) { return format == WeightFormat::w8 ? 64 : 0; }
 static constexpr int chunk_bytes(WeightFormat format, int groups) {
     return scale_bytes(format, groups) + groups * group_bytes(format);
 }
 static constexpr int64_t panel_bytes(WeightFormat format, int inputs) {
     const int whole = inputs / chunk_inputs, rest = inputs % chunk_inputs / group_inputs;
-    const int64_t bytes = panel_head(format) + int64_t(whole) * chunk_bytes(format, chunk_inputs / group_inputs);
+    const int64_t bytes = int64_t(whole) * chunk_bytes(format, chunk_inputs / group_inputs);
     return round_up(bytes + (rest ? chunk_bytes(format, rest) : 0), 64);
 }
 static constexpr size_t packed_bytes(WeightFormat format, int outputs, int inputs) {

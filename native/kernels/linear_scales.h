@@ -40,14 +40,6 @@ struct ChunkScales<WeightFormat::q6_k, true> {
     Floats scale(int half) const { return d * load_int8(chunk + 16 * half); }
 };
 
-// w8: one scale per output, at the panel's start.
-template <>
-struct ChunkScales<WeightFormat::w8, false> {
-    Floats whole;
-    ChunkScales(const uint8_t* panel, int) : whole(load_floats(reinterpret_cast<const float*>(panel))) {}
-    Floats scale(int) const { return whole; }
-};
-
 // Quad k of a group, unsigned.
 template <int bits, int k>
 inline Bytes quad(const uint8_t* group) {

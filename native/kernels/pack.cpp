@@ -88,34 +88,4 @@ void pack(WeightFormat format, const uint8_t* blocks, int outputs, int inputs, u
     });
 }
 
-// One output's row -> its lane of a w8 panel; the scale, by which its int8 are multiplied.
-static float pack_row(const float* row, int inputs, int output, uint8_t* weights) {
-    float largest = 0;
-    bool finite = true;
-    for (int i = 0; i < inputs; ++i) {
-        const float size = std::fabs(row[i]);
-        finite = finite && size < INFINITY;
-        largest = size > largest ? size : largest;
-    }
-    if (!finite) return NAN;
-    // Below this the factor is no longer finite; such an output counts as zeros.
-    if (largest < 1e-36f) return 0;
-    const float factor = 127 / largest;
-    for (int i = 0; i < inputs; ++i)
-        weights[i / 4 * 64 + output * 4 + i % 4] = uint8_t(128 + int(std::nearbyint(row[i] * factor)));
-    return largest / 127;
-}
-
-void pack_f32(const float* weight, int outputs, int inputs, uint8_t* packed, Team& team) {
-    const int64_t bytes = panel_bytes(WeightFormat::w8, inputs);
-    team.each(outputs, panel_outputs, [&](int64_t first, int64_t last) {
-        uint8_t* panel = packed + first / panel_outputs * bytes;
-        std::memset(panel, 128, size_t(bytes));
-        float scales[panel_outputs] = {};
-        for (int64_t o = first; o < last; ++o)
-            scales[o - first] = pack_row(weight + o * inputs, inputs, int(o - first), panel + 64);
-        std::memcpy(panel, scales, sizeof scales);
-    });
-}
-
 }  // namespace kveik::KVEIK_ISA

@@ -51,15 +51,12 @@ static Scale scale_at(WeightFormat format, const uint8_t* chunk, int groups, int
 static void unpack_row(const PackedWeight& weight, int output, float* out) {
     const FormatTraits traits = traits_of(weight.format);
     const int lane = output % panel_outputs, per_scale = weight.format == WeightFormat::q6_k ? 16 : 32;
-    const uint8_t* panel = weight.bytes + output / panel_outputs * panel_bytes(weight.format, weight.inputs);
-    const uint8_t* chunk = panel + panel_head(weight.format);
+    const uint8_t* chunk = weight.bytes + output / panel_outputs * panel_bytes(weight.format, weight.inputs);
     for (int first = 0; first < weight.inputs; first += chunk_inputs) {
         const int groups = std::min(chunk_inputs, weight.inputs - first) / group_inputs;
         const uint8_t* values = chunk + scale_bytes(weight.format, groups);
         for (int at = 0; at < groups * group_inputs; at += per_scale) {
-            Scale by{0, 0};
-            if (weight.format == WeightFormat::w8) std::memcpy(&by.scale, panel + 4 * lane, 4);
-            else by = scale_at(weight.format, chunk, groups, lane, at / per_scale);
+            const Scale by = scale_at(weight.format, chunk, groups, lane, at / per_scale);
             const uint8_t* group = values + at / group_inputs * group_bytes(weight.format);
             for (int i = 0; i < per_scale; ++i) {
                 const float value = float(value_at(traits.bits, group, lane, at % group_inputs + i) - traits.zero);

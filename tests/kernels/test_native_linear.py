@@ -14,13 +14,14 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kveik.kernels import native, reference_linear
+from kveik.kernels.native_linear import q8_0_blocks
 from kveik.kernels.reference_linear import Quantised
 from kveik.model import gguf
 from kveik.model.dequantize import dequantize_rows
 
 pytestmark = pytest.mark.skipif(native.module is None, reason="installed without a compiler")
 
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "W8")
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 SUPER = ("Q4_K", "Q5_K", "Q6_K")
 HALVES_AT = {"Q4_0": {0: 0.02}, "Q4_1": {0: 0.02, 2: 0.2}, "Q5_0": {0: 0.01}, "Q5_1": {0: 0.01, 2: 0.2}, "Q8_0": {0: 0.002}}
 HALVES_AT |= {"Q4_K": {0: 0.002, 2: 0.01}, "Q5_K": {0: 0.001, 2: 0.01}, "Q6_K": {208: 0.001}}
@@ -95,16 +96,8 @@ def packed_weight(kind: str, blocks: np.ndarray, outputs: int, inputs: int) -> W
 
 
 def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
-    if kind == "W8":
-        return w8_of(np.random.default_rng(seed).standard_normal((outputs, inputs)).astype(np.float32))
     values = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
     return packed_weight(kind, blocks_of(kind, outputs * inputs // values, seed), outputs, inputs)
-
-
-def w8_of(weight: np.ndarray) -> Weight:
-    packed = np.full(native.module.packed_bytes(native.module.WeightFormat.W8, *weight.shape), 0xCD, np.uint8)
-    native.module.pack_f32(weight, packed, 2)
-    return Weight("W8", *weight.shape, packed, reference_linear.w8(weight))
 
 
 def rows_of(rows: int, inputs: int, seed: int = 1) -> np.ndarray:
@@ -129,7 +122,7 @@ def shapes_for(kind: str) -> list[tuple[int, int]]:
     return [shape for shape in SHAPES if kind not in SUPER or shape[1] % 256 == 0]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "W8"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_the_reference_reads_blocks_as_the_gguf_package_does(kind: str) -> None:
     blocks = blocks_of(kind, 600, seed=3)
     right = dequantize(blocks, GGMLQuantizationType[kind])
@@ -196,7 +189,7 @@ def test_two_threads_compute_what_one_does(kind: str, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 6, ROWS_MANY])
 @pytest.mark.parametrize("outputs", [32, 37, 64])
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_0", "W8"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_0", "Q8_0"])
 def test_bias_sum_and_distance_between_rows(kind: str, outputs: int, rows: int, isa: str) -> None:
     weight, x = weight_of(kind, outputs, 256), rows_of(rows, 256)
     bias = np.random.default_rng(5).standard_normal(outputs).astype(np.float32)
@@ -212,7 +205,7 @@ def test_bias_sum_and_distance_between_rows(kind: str, outputs: int, rows: int, 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("rows", [2, 20, ROWS_MANY + 10])
 def test_a_nan_or_an_infinity_spoils_its_own_row_only(poison: float, rows: int, isa: str) -> None:
-    for kind, where in itertools.product(("Q4_0", "Q4_K", "Q6_K", "W8"), (0, 255, 700)):
+    for kind, where in itertools.product(("Q4_0", "Q4_K", "Q6_K", "Q8_0"), (0, 255, 700)):
         weight, x = weight_of(kind, 20, 768), rows_of(rows, 768)
         right = weight.times(x)
         x[1, where] = poison
@@ -222,7 +215,7 @@ def test_a_nan_or_an_infinity_spoils_its_own_row_only(poison: float, rows: int, 
 
 
 @pytest.mark.parametrize("rows", [3, ROWS_MANY])
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "W8"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_scales_of_zero_the_smallest_and_the_largest(kind: str, rows: int, isa: str) -> None:
     values = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
     for half in (0.0, -0.0, 6e-8, -5e-5, 65504.0, -65504.0):
@@ -237,23 +230,34 @@ def test_scales_of_zero_the_smallest_and_the_largest(kind: str, rows: int, isa: 
 @pytest.mark.parametrize("rows", [2, ROWS_MANY])
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-39, 2e-36, 1e-20, 1e20, 3e33])
 def test_rows_of_zeros_the_smallest_and_the_largest(size: float, rows: int, isa: str) -> None:
-    for kind in ("Q4_1", "Q6_K", "W8"):
+    for kind in ("Q4_1", "Q6_K", "Q8_0"):
         weight = weight_of(kind, 18, 512)
         x = (np.random.default_rng(2).uniform(-1, 1, (rows, 512)) * size).astype(np.float32)
         assert_right(weight.times(x), weight, x)
 
 
-def test_an_output_that_is_not_finite_becomes_nan_and_no_other_does(isa: str) -> None:
-    weight = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
-    weight[3, 5], weight[20, 63], weight[7] = np.nan, np.inf, 0
+def test_a_group_that_is_not_finite_makes_its_output_nan_and_no_other(isa: str) -> None:
+    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    weight[3, 5], weight[20, 63], weight[7] = torch.nan, torch.inf, 0
+    packed = packed_weight("Q8_0", q8_0_blocks(weight), 40, 64)
     for rows in (1, ROWS_MANY):
-        found = w8_of(weight).times(rows_of(rows, 64))
+        found = packed.times(rows_of(rows, 64))
         assert np.isnan(found[:, [3, 20]]).all()
         assert np.isfinite(np.delete(found, [3, 20], 1)).all()
         assert (found[:, 7] == 0).all()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "W8"])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-3, 1.0, 1e6])
+def test_weights_quantised_here_are_off_by_half_a_step_at_most(size: float) -> None:
+    weight = size * torch.randn(48, 256, generator=torch.Generator().manual_seed(1))
+    steps = weight.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
+    found = reference_linear.dequantised(reference_linear.read("Q8_0", q8_0_blocks(weight), 48))
+    off = (torch.from_numpy(found) - weight).unflatten(1, (-1, 32)).abs()
+    # A float16 scale is off by 2^-11 of itself, or by 2^-25 where it is subnormal: 127 times at most.
+    assert (off <= 0.5 * steps + 127 * torch.maximum(steps * 2**-11, torch.tensor(2.0**-25)) + 1e-30).all()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_scale_that_is_nan_makes_its_output_nan(kind: str, isa: str) -> None:
     blocks = blocks_of(kind, 8 * 512 // GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0], seed=4)
     per_output = len(blocks) // 8
@@ -285,7 +289,7 @@ def test_the_threshold_is_the_reference_s() -> None:
     assert native.module.ROWS_MANY == ROWS_MANY
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "W8"])
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("shape", [(1536, 8960), (8960, 1536), (576, 1536), (1536, 576), (256, 640), (151936, 896)])
 def test_packed_weights_are_hardly_larger_than_the_file_s(kind: str, shape: tuple[int, int]) -> None:
     values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
@@ -308,7 +312,6 @@ def wrong_calls() -> dict[str, Callable[[], object]]:
         "columns": lambda: m.linear(q4_0, 16, 64, packed, rows, None, out[:, :15], False, 1),
         "transposed": lambda: m.quantise(np.zeros((64, 2), np.float32).T, rows, 1),
         "wanted": lambda: m.unpack(q4_0, 16, 64, packed, np.array([16], np.int32), np.zeros((1, 64), np.float32), 1),
-        "w8": lambda: m.pack(m.WeightFormat.W8, 16, 64, np.zeros(1024, np.uint8), packed, 1),
         "activations": lambda: m.quantise(x, rows[:-1], 1),
     }
 
