@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from kveik.config import EngineConfig
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
-from kveik.engine.huge_pages import collapse_onto_huge_pages
+from kveik.engine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
 from kveik.engine.machine import memory_available
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
 from kveik.engine.public import public_tokens
@@ -93,21 +94,30 @@ def open_engine(
     file = open_model(path)
     first_plan = plan_model(config, file.spec, available_bytes=available)
     set_threads(first_plan.threads.threads)
-    tokenizer, template = open_text(config, file)
+    with ThreadPoolExecutor(1) as aside:
+        # Hashing leaves the interpreter's lock to whoever reads the vocabulary meanwhile.
+        hashing = aside.submit(file.fingerprint)
+        tokenizer, template = open_text(config, file)
+    fingerprint = hashing.result()
     check_vocabulary(tokenizer, file.spec)
     public = PublicPrefixes(public_tokens(config.cache.public_prefix, tokenizer, template), config.cache.block_size)
     decoder = load_decoder(file, first_plan.dtype, _quantization(config))
-    huge = collapse_onto_huge_pages()
+    huge = _on_huge_pages(decoder)
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():
         report(line)
     report(native.described())
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
-    fingerprint = file.fingerprint()
     ledger = _ledger(config, fingerprint, decoder, plan, shares, public)
     eos_ids = tokenizer.eos_ids | file.eos_ids
     return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, ledger, clock or SystemClock())
+
+
+def _on_huge_pages(decoder: Decoder) -> int:
+    """Bytes that lie there once it is seen to it; native weights were put there as they were packed."""
+    huge = bytes_on_huge_pages()
+    return huge if huge > 0.8 * decoder.weight_bytes else collapse_onto_huge_pages()
 
 
 def _quantization(config: EngineConfig) -> Quantization:

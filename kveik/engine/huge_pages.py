@@ -38,7 +38,7 @@ def collapse_onto_huge_pages(process: Path = Path("/proc/self")) -> int:
             if advice is not None:
                 # The answer does not matter: a range that the kernel cannot collapse stays as it is.
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), ctypes.c_int(advice))
-    return _bytes_on_huge_pages(process / "smaps_rollup")
+    return bytes_on_huge_pages(process)
 
 
 def _large_anonymous(maps: Path) -> Iterator[tuple[int, int]]:
@@ -52,9 +52,10 @@ def _large_anonymous(maps: Path) -> Iterator[tuple[int, int]]:
                 yield first, stop
 
 
-def _bytes_on_huge_pages(rollup: Path) -> int:
+def bytes_on_huge_pages(process: Path = Path("/proc/self")) -> int:
+    """Anonymous bytes that lie on huge pages now; 0 where the system does not tell."""
     try:
-        lines = rollup.read_text(encoding="ascii").splitlines()
+        lines = (process / "smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kveik.kernels import native
+from kveik.kernels.memory import ALIGNMENT, Arena
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """GGML's quantised types that the kernels read."""
@@ -23,9 +24,6 @@ GROUP = 32
 
 PANEL = 16
 """Outputs that are packed side by side."""
-
-ALIGNMENT = 64
-"""Bytes: one cache line, one vector."""
 
 Part = tuple[object, int, int, NDArray[np.uint8]]
 """Format, outputs, inputs, packed bytes: as native/bindings/forward.cpp takes it."""
@@ -45,18 +43,21 @@ class PackedWeight:
         return (native.module.WeightFormat[self.format], self.outputs, self.inputs, self.bytes)
 
 
-def pack(format: str, blocks: NDArray[np.uint8], inputs: int) -> PackedWeight:
+def pack(format: str, blocks: NDArray[np.uint8], inputs: int, arena: Arena | None = None) -> PackedWeight:
     """blocks: [outputs, bytes per row], as the file has them."""
-    return pack_together(format, [blocks], inputs)
+    return pack_together(format, [blocks], inputs, arena)
 
 
-def pack_together(format: str, parts: Sequence[NDArray[np.uint8]], inputs: int) -> PackedWeight:
-    """parts: blocks of several weights with the same inputs, [outputs, bytes per row] each, which become one."""
+def pack_together(format: str, parts: Sequence[NDArray[np.uint8]], inputs: int, arena: Arena | None = None) -> PackedWeight:
+    """parts: blocks of several weights with the same inputs, [outputs, bytes per row] each, which become one.
+
+    arena: where it is to lie.
+    """
     if any(len(part) % PANEL for part in parts[:-1]):
         parts = [np.concatenate(parts)]
     assert native.module is not None
     kind, outputs = native.module.WeightFormat[format], sum(map(len, parts))
-    packed = aligned(native.module.packed_bytes(kind, outputs, inputs))
+    packed = (aligned if arena is None else arena.take)(native.module.packed_bytes(kind, outputs, inputs))
     first = 0
     for part in parts:
         # Whole panels lie one after another, so a part of them can be packed straight to its place.
@@ -67,9 +68,9 @@ def pack_together(format: str, parts: Sequence[NDArray[np.uint8]], inputs: int) 
     return PackedWeight(format, outputs, inputs, packed)
 
 
-def pack_float(weight: Tensor) -> PackedWeight:
+def pack_float(weight: Tensor, arena: Arena | None = None) -> PackedWeight:
     """weight: float32 [outputs, inputs] -> int8 with one scale per group of inputs: Q8_0."""
-    return pack(Q8_0, q8_0_blocks(weight), weight.shape[1])
+    return pack(Q8_0, q8_0_blocks(weight), weight.shape[1], arena)
 
 
 def q8_0_blocks(weight: Tensor) -> NDArray[np.uint8]:

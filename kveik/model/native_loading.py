@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kveik.errors import Unsupported
 from kveik.kernels import native
+from kveik.kernels.memory import Arena
 from kveik.kernels.native_linear import FORMATS, GROUP, PackedWeight, Part, pack_float, pack_together
 from kveik.model.native_decoder import NativeDecoder, NativeModel
 from kveik.model.raw import runs
@@ -22,8 +23,8 @@ Floats = NDArray[np.float32]
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 """As native/kernels/rows.h numbers them."""
 
-Packing = Callable[[ModelFile, Sequence[str], Sequence[int], int], list[PackedWeight]]
-"""(file, names, outputs of each, inputs) -> the parts of one product, rows one after another."""
+Packing = Callable[[ModelFile, Sequence[str], Sequence[int], int, Arena], list[PackedWeight]]
+"""(file, names, outputs of each, inputs, where they are to lie) -> the parts of one product, rows one after another."""
 
 
 def load_native_decoder(
@@ -38,16 +39,16 @@ def load_native_decoder(
     return _Assembly(file, packing).decoder(dtype, described)
 
 
-def pack_blocks(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:
+def pack_blocks(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int, arena: Arena) -> list[PackedWeight]:
     """The file's own blocks. A product of which a part has a type that no kernel reads becomes int8."""
     raws = [file.raw(name) for name in names]
     present = [raw for raw in raws if raw is not None and raw.kind.name in FORMATS]
     if len(present) < len(raws):
-        return pack_int8(file, names, outputs, inputs)
-    return [pack_together(run[0].kind.name, [part.blocks for part in run], inputs) for run in runs(present)]
+        return pack_int8(file, names, outputs, inputs, arena)
+    return [pack_together(run[0].kind.name, [part.blocks for part in run], inputs, arena) for run in runs(present)]
 
 
-def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:
+def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inputs: int, arena: Arena) -> list[PackedWeight]:
     """Any weights as int8, with one scale per group of inputs."""
     if inputs % GROUP:
         raise Unsupported(
@@ -59,7 +60,7 @@ def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inp
     for name, count in zip(names, outputs, strict=True):
         file.read(name, weight[first : first + count])
         first += count
-    return [pack_float(weight)]
+    return [pack_float(weight, arena)]
 
 
 class _Assembly:
@@ -70,6 +71,7 @@ class _Assembly:
         self.spec = file.spec
         self.packing = packing
         self.packed: list[PackedWeight] = []
+        self.arena = Arena()
 
     def decoder(self, dtype: torch.dtype, described: Callable[[Sequence[PackedWeight]], str]) -> NativeDecoder:
         model = self.empty()
@@ -153,7 +155,7 @@ class _Assembly:
         return [part.as_part() for part in self.parts([f"{name}.weight" for name in names], outputs, inputs)]
 
     def parts(self, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:
-        parts = self.packing(self.file, names, outputs, inputs)
+        parts = self.packing(self.file, names, outputs, inputs, self.arena)
         self.packed.extend(parts)
         return parts
 

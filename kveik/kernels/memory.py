@@ -1,0 +1,43 @@
+"""Memory for what every step reads: large pieces that lie on huge pages from their first write on.
+
+Moving weights there afterwards takes longer than packing them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT = 64
+"""Bytes: one cache line, one vector."""
+
+CHUNK = 256 << 20
+"""Address space that is asked for at once. What is never written takes no memory."""
+
+
+class Arena:
+    """Gives out pieces one behind another; a chunk lives as long as any piece of it."""
+
+    def __init__(self) -> None:
+        self._chunk = np.empty(0, np.uint8)
+        self._used = 0
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """uint8 [size], zeros, its first byte at the beginning of a cache line."""
+        first = -(-self._used // ALIGNMENT) * ALIGNMENT
+        if first + size > len(self._chunk):
+            self._chunk, first = _pages(max(size, CHUNK)), 0
+        self._used = first + size
+        return self._chunk[first : first + size]
+
+
+def _pages(size: int) -> NDArray[np.uint8]:
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Only advice: a kernel that was built without huge pages refuses it, and nothing is lost.
+        with contextlib.suppress(OSError):
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, np.uint8)
