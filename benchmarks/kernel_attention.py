@@ -25,6 +25,7 @@ from benchmarks.bandwidth import bf16_rate, buffer
 from benchmarks.curves import Curve, Panel, drawing
 from benchmarks.facts import environment, sentence
 from benchmarks.pages import PAGE, keep, table, write_section
+from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.kernels import native
 from kveik.kernels.attention import attend
 from kveik.kernels.batch import AttentionBatch
@@ -97,6 +98,8 @@ class Decoding:
 def decode_rates(rows: int, tokens: int) -> dict[str, dict[str, float]]:
     """Per type of keys and values: bytes per second, shares of plain copying and reading, times as quick as bfloat16."""
     types = {kv_type.name: Decoding(rows, tokens, kv_type) for kv_type in TYPES}
+    # As the server's own pool is.
+    collapse_onto_huge_pages()
     source, target = buffer(1), buffer(2)
     size = source.numel() * source.element_size()
     found: dict[str, list[dict[str, float]]] = {name: [] for name in types}

@@ -33,7 +33,7 @@ struct Workspace {
     int group, head_dim;
 
     size_t scores_bytes() const { return padded(sizeof(float) * group * range_positions); }
-    size_t slots_bytes() const { return padded(size_t(32) * head_dim * sizeof(float)); }
+    size_t slots_bytes() const { return padded(size_t(64) * head_dim); }
     size_t own_bytes() const {
         const size_t partials = 2 * partial_bytes(group, head_dim);
         const size_t spans = scores_bytes() + prepared_bytes(group, head_dim) + slots_bytes() + partials;
@@ -47,13 +47,15 @@ struct Workspace {
     uint8_t* panel(int rank) const { return base + rank * own_bytes(); }
     SpanMemory memory(int rank) const {
         uint8_t* own = base + rank * own_bytes();
+        float* scores = reinterpret_cast<float*>(own);
         uint8_t* queries = own + scores_bytes();
-        return {reinterpret_cast<float*>(own), queries, queries + prepared_bytes(group, head_dim)};
+        return {scores, queries, queries + prepared_bytes(group, head_dim)};
     }
-    Partial folded(int rank) const { return partial_at(memory(rank).slots + slots_bytes(), group, head_dim); }
+    Partial folded(int rank) const { return partial_at(partials(rank), group, head_dim); }
     Partial next(int rank) const {
-        return partial_at(memory(rank).slots + slots_bytes() + partial_bytes(group, head_dim), group, head_dim);
+        return partial_at(partials(rank) + partial_bytes(group, head_dim), group, head_dim);
     }
+    uint8_t* partials(int rank) const { return memory(rank).slots + slots_bytes(); }
     Partial kept(int threads, int cut, int span) const {
         return partial_at(base + threads * own_bytes() + (int64_t(cut) * spans_most + span) * partial_bytes(group, head_dim),
                           group, head_dim);
@@ -85,15 +87,25 @@ public:
 
     // What is in one piece.
     void attend(int piece) const {
-        int64_t at = begin(piece);
-        const int64_t stop = begin(piece + 1);
-        for (Unit unit = unit_of(at); at < stop; unit = after(unit)) {
-            const int span = int(at - unit.begin), count = int(std::min<int64_t>(unit.cut.spans - span, stop - at));
-            if (count == unit.cut.spans) attend_whole(unit);
-            else
-                for (int i = span; i < span + count; ++i)
-                    attend_span(unit, i, kept(piece_after(unit.begin), i));
-            at += count;
+        const SpanMemory memory = workspace_.memory(team_.rank);
+        const int64_t first = begin(piece), stop = begin(piece + 1);
+        Unit unit = unit_of(first);
+        // The one that is read, and the one behind it, by turns.
+        Span spans[2];
+        spans[first % 2] = span_of(unit, first);
+        for (int64_t at = first; at < stop; ++at) {
+            const Unit next = at + 1 < unit.end() ? unit : after(unit);
+            Span& span = spans[at % 2];
+            if (at + 1 < stop) {
+                spans[(at + 1) % 2] = span_of(next, at + 1);
+                spans[(at + 1) % 2].foreseen = true;
+                spans[(at + 1) % 2].prepared = next.begin == unit.begin;
+                span.next = &spans[(at + 1) % 2];
+            }
+            if (unit.begin < first || unit.end() > stop)
+                attend_span(span, memory, kept(piece_after(unit.begin), int(at - unit.begin)));
+            else attend_part(unit, at, span, memory);
+            unit = next;
         }
     }
 
@@ -118,6 +130,8 @@ private:
         int row, kv_head;
         int64_t begin;
         Cut cut;
+
+        int64_t end() const { return begin + cut.spans; }
     };
 
     int heads() const { return problem_.cache.kv_heads; }
@@ -141,7 +155,7 @@ private:
     }
 
     Unit after(const Unit& unit) const {
-        const int64_t begin = unit.begin + unit.cut.spans;
+        const int64_t begin = unit.end();
         if (unit.kv_head + 1 < heads()) return {unit.row, unit.kv_head + 1, begin, unit.cut};
         const int row = unit.row + 1;
         return {row, 0, begin, row < problem_.rows.decodes ? cut_of(problem_.rows, row) : unit.cut};
@@ -153,28 +167,32 @@ private:
     int64_t offset(const Unit& unit) const { return int64_t(unit.kv_head) * problem_.group * head_dim(); }
     float* out_of(const Unit& unit) const { return problem_.out + unit.row * problem_.out_stride + offset(unit); }
 
-    void attend_span(const Unit& unit, int index, const Partial& to) const {
-        const int64_t low = (int64_t(unit.cut.first / unit.cut.size) + index) * unit.cut.size;
-        const Span span{problem_.queries + unit.row * problem_.stride + offset(unit),
-                        problem_.rows.tables + unit.row * problem_.rows.table_stride,
-                        unit.kv_head,
-                        int(std::max<int64_t>(low, unit.cut.first)),
-                        int(std::min<int64_t>(low + unit.cut.size, unit.cut.stop))};
-#if defined(__AVX512BF16__)
-        const auto kernel = attend_span_bf16;
-#else
-        const auto kernel = attend_span_f32;
-#endif
-        kernel(problem_, span, workspace_.memory(team_.rank), to);
+    Span span_of(const Unit& unit, int64_t at) const {
+        const int64_t low = (unit.cut.first / unit.cut.size + at - unit.begin) * unit.cut.size;
+        return {problem_.queries + unit.row * problem_.stride + offset(unit),
+                problem_.rows.tables + unit.row * problem_.rows.table_stride,
+                unit.kv_head,
+                int(std::max<int64_t>(low, unit.cut.first)),
+                int(std::min<int64_t>(low + unit.cut.size, unit.cut.stop)),
+                nullptr,
+                false,
+                false};
     }
 
-    void attend_whole(const Unit& unit) const {
+    void attend_span(const Span& span, const SpanMemory& memory, const Partial& to) const {
+#if defined(__AVX512BF16__)
+        attend_span_bf16(problem_, span, memory, to);
+#else
+        attend_span_f32(problem_, span, memory, to);
+#endif
+    }
+
+    // The next span of a unit that is all in one piece.
+    void attend_part(const Unit& unit, int64_t at, const Span& span, const SpanMemory& memory) const {
         const Partial folded = workspace_.folded(team_.rank), next = workspace_.next(team_.rank);
-        for (int span = 0; span < unit.cut.spans; ++span) {
-            attend_span(unit, span, span == 0 ? folded : next);
-            if (span != 0) fold(folded, next, problem_.group, head_dim());
-        }
-        finish(folded, problem_.group, head_dim(), out_of(unit));
+        attend_span(span, memory, at == unit.begin ? folded : next);
+        if (at != unit.begin) fold(folded, next, problem_.group, head_dim());
+        if (at + 1 == unit.end()) finish(folded, problem_.group, head_dim(), out_of(unit));
     }
 
     const Problem& problem_;

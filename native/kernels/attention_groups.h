@@ -1,51 +1,46 @@
-// Sixteen slots at a time, where they lie or, at a span's ends, as a copy that holds nothing of what is outside.
+// Slots of a span eight and sixteen at a time, where they lie.
 #pragma once
 
 #include "kernels/attention_span.h"
+#include "kernels/kv_types.h"
 
 namespace kveik::KVEIK_ISA {
 
-constexpr int group_slots = 16;
+constexpr int half_slots = 8, group_slots = 16;
 
-// Rows of sixteen consecutive positions: the first eight and the next eight, since blocks hold eight slots or more.
-struct Group {
-    const uint8_t* rows[2];
-    const uint8_t* scales[2];  // eight bfloat16 each, where the type has them
+// Eight consecutive positions; blocks hold eight slots or more.
+struct Half {
+    const uint8_t* rows;
+    const uint8_t* scales;  // eight bfloat16, where the type has them
 };
 
-enum class Part { keys, values };
+// The keys of a range, [groups of sixteen][2]. Their values lie `values` bytes further. Where all of a half is outside the span,
+// the other half of its group stands in for it, as a block that nobody may read: so it is to be masked.
+struct Halves {
+    Half at[range_positions / half_slots];
+    int groups;
+    int64_t values;
+};
 
-// Positions [at, at + 16), `at` a multiple of 16, of which those in the span are read.
-template <Part part>
-inline Group group_at(const Problem& problem, const Span& span, int at, uint8_t* copy) {
+// Positions [first, stop) of the span, `first` a multiple of 16.
+inline void find(const Problem& problem, const Span& span, int first, int stop, Halves& found) {
     const CacheView& cache = problem.cache;
-    const int64_t row_bytes = int64_t(cache.head_dim) * value_bytes(cache.type), offset = cache.scales_offset();
-    const auto record = [&](int position) {
-        const int64_t block = span.table[position / cache.block_size];
-        return part == Part::keys ? cache.keys(block, span.kv_head) : cache.values(block, span.kv_head);
+    const int shift = __builtin_ctz(cache.block_size), inside = cache.block_size - 1;
+    const int64_t offset = cache.scales_offset(), row_bytes = offset >> shift, record = cache.record_bytes();
+    found.values = cache.kv_heads * record;
+    found.groups = (stop - first + group_slots - 1) / group_slots;
+    const auto half = [&](int position) -> Half {
+        const uint8_t* keys = cache.base + span.table[position >> shift] * cache.block_stride + span.kv_head * record;
+        const int within = position & inside;
+        return {keys + within * row_bytes, keys + offset + 2 * within};
     };
-    if (at >= span.first && at + group_slots <= span.stop) {
-        const int within = at % cache.block_size;
-        const uint8_t* low = record(at);
-        if (cache.block_size == 8) {
-            const uint8_t* high = record(at + 8);
-            return {{low, high}, {low + offset, high + offset}};
-        }
-        const uint8_t* rows = low + within * row_bytes;
-        const uint8_t* scales = low + offset + 2 * within;
-        return {{rows, rows + 8 * row_bytes}, {scales, scales + 16}};
+    for (int i = 0, at = first; i < found.groups; ++i, at += group_slots) {
+        Half* to = found.at + 2 * i;
+        if (at + half_slots > span.first) to[0] = half(at);
+        if (at + half_slots < span.stop) to[1] = half(at + half_slots);
+        else to[1] = to[0];
+        if (at + half_slots <= span.first) to[0] = to[1];
     }
-    uint8_t* scales = copy + group_slots * row_bytes;
-    std::memset(copy, 0, group_slots * row_bytes + 2 * group_slots);
-    for (int slot = 0; slot < group_slots; ++slot) {
-        const int position = at + slot;
-        if (position < span.first || position >= span.stop) continue;
-        const uint8_t* from = record(position);
-        const int within = position % cache.block_size;
-        std::memcpy(copy + slot * row_bytes, from + within * row_bytes, row_bytes);
-        if (has_scales(cache.type)) std::memcpy(scales + 2 * slot, from + offset + 2 * within, 2);
-    }
-    return {{copy, copy + 8 * row_bytes}, {scales, scales + 16}};
 }
 
 // Lanes of the group at `at` that are in the span, one bit each.
@@ -54,50 +49,33 @@ inline uint32_t lanes_in(const Span& span, int at) {
     return ((1u << high) - 1) & ~((1u << low) - 1);
 }
 
-// Fetches what a span reads into the second-level cache, some bytes ahead of the reader: the keys of a range, its values, the
-// next range. Records lie anywhere in the pool, so that the processor cannot foresee where the next one begins.
+// Fetches what a reader will want next into the second-level cache, a few lines at a time, while it computes over what it has.
+// Records lie anywhere in the pool, so that the processor cannot foresee where the next one begins.
 class Ahead {
 public:
-    Ahead(const Problem& problem, const Span& span, int bytes) : problem_(problem), span_(span) {
-        start_ = position_ = span.first / group_slots * group_slots;
-        turn();
-        for (int i = 0; i < bytes; i += 256) more();
+    // All rows and scales of `halves`, of their keys or their values, within so many calls of `some`.
+    Ahead(const Halves* halves, bool values, int half_bytes, bool scales, int calls)
+        : half_(halves ? halves->at : nullptr), last_(halves ? half_ + 2 * halves->groups : nullptr),
+          offset_(halves && values ? halves->values : 0), lines_(half_bytes / 64), scales_(scales) {
+        const int all = int(last_ - half_) * lines_;
+        each_ = (all + calls - 1) / calls;
     }
 
-    // Four lines more.
-    void more() {
-        if (at_ >= end_) turn();
-        for (int i = 0; i < 4; ++i) __builtin_prefetch(at_ + 64 * i, 0, 2);
-        at_ += 256;
+    [[gnu::always_inline]] void some() {
+        for (int i = 0; i < each_ && half_ != last_; ++i) {
+            __builtin_prefetch(half_->rows + offset_ + 64 * line_, 0, 2);
+            if (++line_ < lines_) continue;
+            if (scales_) __builtin_prefetch(half_->scales + offset_, 0, 2);
+            line_ = 0;
+            ++half_;
+        }
     }
 
 private:
-    void turn() {
-        if (position_ >= span_.stop || position_ >= start_ + range_positions) {
-            if (values_) start_ += range_positions;
-            values_ = !values_;
-            position_ = start_;
-            if (start_ >= span_.stop) {
-                at_ = end_ = nullptr;
-                return;
-            }
-        }
-        const CacheView& cache = problem_.cache;
-        const int64_t block = span_.table[position_ / cache.block_size];
-        const uint8_t* record = values_ ? cache.values(block, span_.kv_head) : cache.keys(block, span_.kv_head);
-        const int64_t row_bytes = cache.scales_offset() / cache.block_size;
-        const int within = position_ % cache.block_size, slots = std::min(group_slots, cache.block_size);
-        at_ = record + within * row_bytes;
-        end_ = at_ + slots * row_bytes;
-        if (within + slots == cache.block_size) end_ = record + cache.record_bytes();
-        position_ += slots;
-    }
-
-    const Problem& problem_;
-    const Span& span_;
-    int start_, position_;
-    bool values_ = false;
-    const uint8_t *at_ = nullptr, *end_ = nullptr;
+    const Half *half_, *last_;
+    int64_t offset_;
+    int lines_, each_, line_ = 0;
+    bool scales_;
 };
 
 }  // namespace kveik::KVEIK_ISA

@@ -40,16 +40,23 @@ struct Span {
     const float* query;
     const int32_t* table;
     int kv_head, first, stop;
+    const Span* next;  // what the same thread reads next, where that is known
+    bool foreseen;     // it was some span's `next`
+    bool prepared;     // the thread's memory holds this query already
 };
 
 // Memory of one thread for a span, all of it aligned to 64 bytes.
 struct SpanMemory {
     float* scores;     // [group, range_positions]
     uint8_t* queries;  // the query as the kernel wants it: prepared_bytes
-    uint8_t* slots;    // [32, head_dim] float32 at most: two groups of slots that are not whole
+    uint8_t* slots;    // [2, 16, head_dim] two-byte numbers at most: groups of slots that are not whole
 };
 
-constexpr size_t prepared_bytes(int group, int head_dim) { return size_t(group) * ((head_dim + 63) / 64 * 64) * 8; }
+// Eight bytes a dimension, and a line for what a kernel wants to know of a head besides.
+constexpr int prepared_extra = 64;
+constexpr size_t prepared_bytes(int group, int head_dim) {
+    return size_t(group) * ((head_dim + 63) / 64 * 64 * 8 + prepared_extra);
+}
 
 inline void clear(const Partial& partial, int group, int head_dim) {
     for (int head = 0; head < group; ++head) {
@@ -93,6 +100,8 @@ inline void finish(const Partial& all, int group, int head_dim, float* out) {
 using SpanKernel = void(const Problem& problem, const Span& span, const SpanMemory& memory, const Partial& to);
 
 SpanKernel attend_span_f32;   // float32 arithmetic, every type, every instruction set
-SpanKernel attend_span_bf16;  // bfloat16 products, where __AVX512BF16__ is
+// Where __AVX512BF16__ is:
+SpanKernel attend_span_bf16;  // bfloat16 products; other types' spans go on to who knows them
+SpanKernel attend_span_int8;  // products of bytes
 
 }  // namespace kveik::KVEIK_ISA
