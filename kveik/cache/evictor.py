@@ -13,12 +13,14 @@ that are over. What a running request holds is nobody's grant; but it never take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.orders import Spill, Transfer
+from kveik.cache.directory.tier import Gone
 from kveik.cache.eviction.policy import EvictionPolicy, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
 from kveik.cache.group import GroupBlocks
@@ -50,6 +52,7 @@ class Evictor:
         self.below: Directory | None = None
         """The tiers, where there are any; they are told of the same."""
 
+        self._transfers: list[Transfer] = []
         self._groups = groups
         self._block_size = block_size
         self._leading = leading([group.group for group in groups])
@@ -75,8 +78,9 @@ class Evictor:
         # What follows a gap can never be found here; below, where the gap may be filled, it can.
         if self.below is not None:
             self._offer_rest(self.below, visit, stored)
-        for group in self._groups:
-            for key in keys[stored:]:
+        for key in keys[stored:]:
+            self._ends.pop(key, None)
+            for group in self._groups:
                 group.lose(key)
                 policy.discarded(key)
         policy.used(replace(visit, stored=stored))
@@ -90,6 +94,7 @@ class Evictor:
         for place in range(first, len(visit.keys)):
             if groups := self._worth_storing(visit.keys[place]):
                 below.offered(visit.keys[place], groups, self.now, None if place < visit.public else visit.tenant)
+                self._collect(below)
 
     def _note_end(self, keys: Sequence[bytes]) -> None:
         """Who goes on here reads the blocks of each window before the end."""
@@ -110,6 +115,44 @@ class Evictor:
         """A content is complete in these groups (bits), and nobody had it before."""
         if self.below is not None:
             self.below.inserted(key, groups, self.now, owner)
+            self._collect(self.below)
+
+    def disowned(self, keys: Iterable[bytes]) -> None:
+        """These contents are not what they should be, wherever they are."""
+        if self.below is not None:
+            self.below.forget(keys)
+
+    def retire(self) -> None:
+        """The process ends: what is worth keeping is offered to the tiers that last."""
+        if self.below is not None:
+            gone = (Gone(key, self._worth_storing(key), self._owner(key)) for key in self._lead.index.by_key)
+            self.below.retire([one for one in gone if one.groups], self.now)
+            self._collect(self.below)
+
+    def _owner(self, key: bytes) -> Owner:
+        return b"" if self.tenants is None else self.tenants.owner_of(key)
+
+    def take_transfers(self) -> list[Transfer]:
+        """What is to be done below, in this order, and before the next write into the pool."""
+        if self.below is not None:
+            self._collect(self.below)
+        transfers, self._transfers = self._transfers, []
+        return transfers
+
+    def transfer(self, one: Transfer) -> None:
+        """This too is to be done, after all that is known of so far."""
+        if self.below is not None:
+            self._collect(self.below)
+        self._transfers.append(one)
+
+    def _collect(self, below: Directory) -> None:
+        """Take the directory's orders while the pool still has what is to be spilled from it."""
+        for order in below.take_orders():
+            if isinstance(order, Spill) and order.source is None:
+                block = self._groups[order.group].index.by_key[order.key]
+                self._transfers.append(replace(order, block=block))
+            else:
+                self._transfers.append(order)
 
     def available(self, tenant: bytes) -> int:
         """Blocks that this tenant could take now in every group."""
@@ -159,6 +202,7 @@ class Evictor:
             owner = b"" if self.tenants is None else self.tenants.gave_up
             groups = self._everywhere(key) if wanted else self._worth_storing(key)
             self.below.offered(key, groups, self.now, owner, wanted=wanted)
+            self._collect(self.below)
         self._ends.pop(key, None)
         for group in self._groups:
             group.lose(key)
@@ -214,7 +258,8 @@ class Evictor:
         if self.below is not None and key is not None:
             bit = 1 << next(number for number, other in enumerate(self._groups) if other is group)
             if self._ends.get(key, 0) & bit:
-                self.below.offered(key, bit, now, b"" if self.tenants is None else self.tenants.owner_of(key))
+                self.below.offered(key, bit, now, self._owner(key))
+                self._collect(self.below)
         group.forget([block])
 
     def check(self, open_keys: Set[bytes]) -> None:

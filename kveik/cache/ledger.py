@@ -283,6 +283,7 @@ class CacheLedger:
         for number, group in enumerate(self._groups):
             held = account.blocks[number][account.firsts[number] :]
             group.forget([block for block in held if block in group.index])
+        self.evictor.disowned(account.chain.keys)
         # Release registers what goes beyond what was matched; nothing does.
         account.matched = len(account.tokens)
 

@@ -51,14 +51,18 @@ class Loader:
 
     def find(self, sequence_id: int, match: PrefixMatch | None, limit: int) -> Below | None:
         """What lies below of the sequence's first `limit` tokens behind its match in the pool. None: there is no tier."""
-        below, account = self._evictor.below, self._accounts[sequence_id]
+        below = self._evictor.below
         if below is None:
             return None
-        whole = max(0, limit) // self._block_size
-        keys = account.chain.extend(account.tokens, whole)[:whole]
+        keys = self.keys(sequence_id, limit)
         pools = [group.index.by_key for group in self._groups]
         hit = (match.tokens, match.full) if match else (0, 0)
         return below.found(keys, hit, lambda group, key: key in pools[group])
+
+    def keys(self, sequence_id: int, limit: int) -> list[bytes]:
+        """Of the sequence's whole blocks within its first `limit` tokens."""
+        account, whole = self._accounts[sequence_id], max(0, limit) // self._block_size
+        return account.chain.extend(account.tokens, whole)[:whole]
 
     def fits(self, sequence_id: int, below: Below, cut: int) -> bool:
         """Whether there are blocks for it now, as far as this tenant may have them."""

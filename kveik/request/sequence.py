@@ -8,7 +8,8 @@ a computed count, and every step lets computed catch up with length.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kveik.request.request import Request, SamplingParams
@@ -54,6 +55,9 @@ class Sequence:
 
     cached_tokens: int | None = None
     """Prompt tokens found by content at the first admission; None before it. Later admissions do not count."""
+
+    loaded_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that were loaded for it from below the pool, by the tier's name."""
 
     admitted: float | None = None
     """When it was first admitted, seconds."""
@@ -114,6 +118,16 @@ class Sequence:
     def decoding(self) -> bool:
         """Whether only the newest sampled token is pending."""
         return self.pending == 1 and self.output_count > 0
+
+    @property
+    def hit_limit(self) -> int:
+        """Tokens that may come from the cache: all but the last, whose logits are wanted; none where all logits are.
+
+        The choices of a request have one prompt; only the first one reports its log-probabilities.
+        """
+        if self.sampling.prompt_logprobs is not None and self.choice == 0 and self.output_count == 0:
+            return 0
+        return len(self.tokens) - 1
 
     def end_reason(self, token: int) -> FinishReason | None:
         """Why `token`, its newest, is its last; None where it is not."""

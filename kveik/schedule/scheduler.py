@@ -16,17 +16,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from kveik.cache.cost import Costs
 from kveik.cache.eviction.policy import Retention
 from kveik.cache.ledger import CacheLedger
 from kveik.cache.match import PrefixMatch
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
 from kveik.request.sequence import FinishReason, Sequence, Status
+from kveik.schedule.below import BelowPool
 from kveik.schedule.draft import Draft
 from kveik.schedule.plan import Chunk, Settled, StepOutcome, StepPlan
 from kveik.schedule.policy import policy_for
 from kveik.schedule.queue import WaitingLine
 from kveik.schedule.roster import Roster
+from kveik.schedule.rows import line_up
 from kveik.schedule.tally import Tally
 
 
@@ -34,15 +37,23 @@ class Scheduler:
     """Decides steps. Single-threaded; `plan` and `settle` alternate, `add` and `abort` come between any two calls."""
 
     def __init__(
-        self, ledger: CacheLedger, limits: ScheduleConfig, max_model_len: int, eos_ids: frozenset[int] = frozenset()
+        self,
+        ledger: CacheLedger,
+        limits: ScheduleConfig,
+        max_model_len: int,
+        eos_ids: frozenset[int] = frozenset(),
+        costs: Costs | None = None,
     ) -> None:
-        """The ledger was made for these limits: its rows, context and largest chunk bound what is decided here."""
+        """The ledger was made for these limits: its rows, context and largest chunk bound what is decided here. `costs`: of
+        loading from the tiers below the pool, where there are any.
+        """
         assert ledger.rows <= limits.max_num_seqs, "the ledger has more rows than sequences may run"
         assert max_model_len <= ledger.max_model_len, "the ledger's tables are shorter than the context"
         cap = limits.long_prefill_token_threshold or limits.prefill_chunk_size
         largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
         assert largest <= ledger.max_chunk, "the ledger's windowed groups count with smaller chunks"
         self.ledger = ledger
+        self.below = BelowPool(ledger, costs)
         self.prefix_queries = 0
         """Prompt tokens of all sequences admitted so far, each sequence counted once."""
 
@@ -144,7 +155,8 @@ class Scheduler:
         """Decide the next step, and take and give the blocks for it. `now`: seconds on the engine's clock."""
         self._ended.clear()
         self.ledger.evictor.now = now
-        if self._line.parked and self._line.wake(self.ledger.claimed):
+        self.below.expire(now)
+        if self._line.parked and self._line.wake(self._awaited):
             self._hopeless = False
         draft = Draft(budget=0)
         self._secure_decodes(draft)
@@ -152,9 +164,13 @@ class Scheduler:
         self._feed_prefills(draft, now)
         if not draft.short and not self._hopeless:
             self._admit(draft, now)
-        self._line_up(draft)
+        if self.below.tidy():  # What was held for those who loaded may be what another one lacked.
+            self._hopeless = False
+            if not draft.short and not draft.admitted:
+                self._admit(draft, now)
+        line_up(self.ledger, self._alive, self._decodes, draft.counts)
         plan = draft.plan(self._decodes.decodes())
-        assert not plan.empty or not self._alive, "sequences are alive and none of them makes progress"
+        assert not plan.empty or not self._alive or self.below.loading, "sequences are alive and none of them makes progress"
         return plan
 
     def settle(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Settled:
@@ -180,6 +196,7 @@ class Scheduler:
         assert self.ledger.filling <= self._prefills.keys(), "a decode still claims or reserves what it has computed"
         assert len(running) <= self._limits.max_num_seqs
         self._line.check()
+        self.below.check(self._alive.keys() - running)
         self.ledger.check()
 
     # Parts of plan.
@@ -195,6 +212,8 @@ class Scheduler:
     def _secure(self, sequence: Sequence, length: int, draft: Draft) -> bool:
         """Room for `length` tokens, from whoever must give way; False where that is the sequence itself."""
         while self.ledger.reach(sequence.id) < length:
+            if self.below.give_way():
+                continue
             draft.short = True
             victim = self._policy.yielder(self.running_sequences())
             self._preempt(victim, draft)
@@ -202,24 +221,6 @@ class Scheduler:
                 return False
         sequence.capacity = self.ledger.grow(sequence.id, length)
         return True
-
-    def _line_up(self, draft: Draft) -> None:
-        """The i-th of the plan has row i of the block tables, so that the executor reads them where they are."""
-        decodes = self._decodes
-        for place in decodes.close_gaps():
-            sequence = decodes.sequences[place]
-            assert sequence is not None
-            self._take_row(sequence, place)
-        for row, sequence in enumerate(draft.counts, start=len(decodes)):
-            self._take_row(sequence, row)
-
-    def _take_row(self, sequence: Sequence, row: int) -> None:
-        if sequence.row == row:
-            return
-        other = self.ledger.move(sequence.id, row)
-        if other is not None:
-            self._alive[other].row = sequence.row
-        sequence.row = row
 
     def _feed_prefills(self, draft: Draft, now: float) -> None:
         for sequence in self._policy.feeding_order(self._prefills.values()):
@@ -267,9 +268,11 @@ class Scheduler:
                 break
             if sequence.id in draft.preempted:
                 return  # It gave way in this very step, and those behind it are no more urgent.
-            limit = self._hit_limit(sequence)
+            limit = sequence.hit_limit
             match = self.ledger.match(sequence.id, limit)
-            claim = self.ledger.blocker(sequence.id, match, limit)
+            claim = self.ledger.blocker(sequence.id, match, limit) or self.below.blocker(sequence, match, limit)
+            if claim is None:
+                claim = self.below.begin(sequence, match, limit, now)
             if claim is not None:
                 line.park(place, claim)
             elif self._make_room(sequence, match, draft):
@@ -281,14 +284,9 @@ class Scheduler:
                 place += 1
         self._hopeless = ahead_of is None and draft.budget > 0
 
-    def _hit_limit(self, sequence: Sequence) -> int:
-        """Tokens that may come from the cache: all but the last, whose logits are wanted; none where all logits are.
-
-        The choices of a request have one prompt; only the first one reports its log-probabilities.
-        """
-        if sequence.sampling.prompt_logprobs is not None and sequence.choice == 0 and sequence.output_count == 0:
-            return 0
-        return sequence.length - 1
+    def _awaited(self, claim: bytes) -> bool:
+        """Whether whoever waits for this has to wait on."""
+        return self.ledger.claimed(claim) or self.below.claimed(claim)
 
     def _make_room(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft) -> bool:
         """Whether the sequence can be admitted; those that must give way for it are preempted, if that suffices."""
@@ -315,7 +313,9 @@ class Scheduler:
         self._admissions += 1
         sequence.status, sequence.row, sequence.admission = Status.RUNNING, admission.row, self._admissions
         sequence.computed = admission.matched
+        loaded = self.below.admitted(sequence.id, match)
         if sequence.cached_tokens is None:
+            sequence.loaded_tokens = loaded
             sequence.cached_tokens, sequence.admitted = admission.matched, now
             self.prefix_queries += sequence.prompt_length
             self.prefix_hits += admission.matched
@@ -383,6 +383,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
+        self.below.dropped(sequence.id)
         self.ledger.close(sequence.id)
         del self._alive[sequence.id]
         self._ended[sequence.id] = sequence

@@ -27,7 +27,7 @@ def world(
     ledger = CacheLedger(groups, blocks, block_size=SIZE, rows=4, max_model_len=32, max_chunk=8, eviction=policy)
     below = Directory(groups, SIZE, [tier(1000, sizes=(1,) * len(groups))])
     ledger.evictor.below = below
-    return ledger, below, Stores(below)
+    return ledger, below, Stores(below, evictor=ledger.evictor)
 
 
 def reach(ledger: CacheLedger, below: Directory, tokens: list[int]) -> int:
@@ -82,11 +82,12 @@ def test_a_new_content_is_written_through_once_and_at_once() -> None:
     below = Directory(groups, SIZE, [tier(100, writes="write-through")])
     ledger.evictor.below = below
     compute(ledger, 0, range(10))
-    assert [order for order in below.take_orders() if isinstance(order, Spill)] == [
-        Spill(key, 0, None, 0) for key in ledger._accounts[0].chain.keys[:2]
+    account = ledger._accounts[0]
+    assert [order for order in ledger.evictor.take_transfers() if isinstance(order, Spill)] == [
+        Spill(key, 0, None, 0, block) for key, block in zip(account.chain.keys[:2], account.blocks[0][:2], strict=True)
     ]
     compute(ledger, 1, range(9), request="s")
-    assert below.take_orders() == []
+    assert ledger.evictor.take_transfers() == []
 
 
 @pytest.mark.parametrize("seed", range(5))

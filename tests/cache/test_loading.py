@@ -63,7 +63,7 @@ class Memory:
 
     def spill(self) -> None:
         """Before anything is written into a block that was given up."""
-        for order in self.directory.take_orders():
+        for order in self.ledger.evictor.take_transfers():
             if isinstance(order, Spill):
                 if order.source is None:
                     block = next(one for one, key in self.pool.items() if one[0] == order.group and key == order.key)

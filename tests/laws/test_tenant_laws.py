@@ -60,7 +60,7 @@ class Tenancy:
             for name, size in (("ram", 60), ("disk", 150))
         ]
         self.below = self.ledger.evictor.below = Directory(groups, SIZE, tiers)
-        self.stores = Stores(self.below)
+        self.stores = Stores(self.below, evictor=self.ledger.evictor)
         limits = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32, prefill_chunk_size=CHUNK)
         self.desk = Desk(Scheduler(self.ledger, limits, CONTEXT, frozenset({EOS})))
         self.asked: list[tuple[bytes, str | None, Choice]] = []

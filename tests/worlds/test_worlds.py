@@ -9,10 +9,11 @@ from tests.worlds.world import Run, World
 SEEDS_PER_TEST = 25
 
 
-def run_worlds(first: int, count: int, sequences: int = 14) -> list[Run]:
+def run_worlds(first: int, count: int, sequences: int = 14, *, tiers: bool = False) -> list[Run]:
     runs = []
     for seed in range(first, first + count):
-        run = Run(World.from_seed(seed, sequences))
+        world = World.from_seed(seed, sequences)
+        run = Run(world.with_tiers(seed) if tiers else world)
         try:
             run.run()
         except Exception as error:
@@ -28,6 +29,15 @@ def test_in_every_world_all_laws_hold_and_everybody_finishes_with_the_right_answ
     # A world in which nothing happens proves nothing.
     assert sum(run.preemptions for run in runs) > 0
     assert sum(run.scheduler.prefix_hits for run in runs) > 0
+
+
+@pytest.mark.parametrize("first", range(0, 200, SEEDS_PER_TEST))
+def test_with_tiers_that_are_slow_fail_and_forget_all_laws_hold_and_every_answer_is_right(first: int) -> None:
+    runs = run_worlds(first, SEEDS_PER_TEST, sequences=20, tiers=True)
+    tiers = [run.tiers for run in runs if run.tiers is not None]
+    assert sum(one.landed for one in tiers) > 0
+    assert sum(one.cancelled for one in tiers) > 0
+    assert sum(sum(one.loaded_tokens.values()) for run in runs for one in run.everybody) > 0
 
 
 @pytest.mark.slow

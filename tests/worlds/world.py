@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from kveik.cache.cost import Costs, LoadCost, PrefillCost
+from kveik.cache.directory.directory import Directory
 from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.layout import LayerGroup, blocks_at_most
 from kveik.cache.ledger import CacheLedger
@@ -15,6 +18,7 @@ from kveik.request.sequence import Sequence, Status
 from kveik.schedule.plan import StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
 from tests.worlds.memory import MemoryExecutor, ideal_output
+from tests.worlds.tiers import SimulatedTiers, draw_directory
 
 EOS = 0
 VOCABULARY = 7
@@ -40,6 +44,9 @@ class World:
     limits: ScheduleConfig
     caching: bool
     eviction: EvictionPolicy | None = None
+    directory: Directory | None = None
+    """Of tiers below the pool."""
+
     arrivals: dict[int, list[Sequence]] = field(default_factory=dict)
     """Step -> who arrives."""
 
@@ -71,6 +78,13 @@ class World:
         if chance.random() < 0.6:
             world.eviction = HazardPolicy(block_size, chance, samples=chance.choice((1, 64)))
         return world
+
+    def with_tiers(self, seed: int) -> World:
+        """The same world, with something below its pool."""
+        self.caching = True
+        self.eviction = self.eviction or LruPolicy()
+        self.directory = draw_directory(random.Random(f"tiers {seed}"), self.groups, self.block_size)
+        return self
 
     def _draw_arrivals(self, sequences: int) -> None:
         chance, made = self.chance, 0
@@ -107,6 +121,12 @@ class World:
         )
 
 
+def costs_of(chance: random.Random, directory: Directory) -> Costs:
+    """A step takes a second here, and loading something like it."""
+    tiers = {tier.spec.name: LoadCost((chance.choice((0.1, 1.0, 3.0)), 1e-3)) for tier in directory.tiers}
+    return Costs(PrefillCost(chance.choice((1, 8, 64)), (1.0, 0.05, 1e-6)), tiers)
+
+
 class Run:
     """One world under the real scheduler and ledger."""
 
@@ -122,8 +142,13 @@ class Run:
             enable_prefix_caching=world.caching,
             eviction=world.eviction,
         )
-        self.scheduler = Scheduler(self.ledger, world.limits, world.max_model_len, frozenset({EOS}))
+        self.ledger.evictor.below = world.directory
+        costs = None if world.directory is None else costs_of(world.chance, world.directory)
+        self.scheduler = Scheduler(self.ledger, world.limits, world.max_model_len, frozenset({EOS}), costs)
         self.executor = MemoryExecutor(world.groups, world.blocks, self.ledger, vocabulary=VOCABULARY, caching=world.caching)
+        self.tiers: SimulatedTiers | None = None
+        if world.directory is not None:
+            self.tiers = SimulatedTiers(world.chance, world.directory, self.scheduler.below, self.executor)
         self.everybody: list[Sequence] = []
         self.preemptions = 0
         self.steps = 0
@@ -142,19 +167,29 @@ class Run:
             self.scheduler.add(sequence)
             self.everybody.append(sequence)
         self._disturb()
+        if self.tiers is not None:
+            self.tiers.deliver(now)
+            self.scheduler.check()
         before = {one.id: one for one in self.everybody if one.status is Status.RUNNING}
         decoding = {id_ for id_, one in before.items() if one.decoding}
         plan = self.scheduler.plan(now)
         self.scheduler.check()
         self._check_plan(plan, before, decoding)
         self._check_nobody_waits_in_vain(plan)
+        self._carry_out(now)
         outcome = self._execute(plan)
         self.scheduler.settle(plan, outcome, now)
+        if self.tiers is not None and self.world.chance.random() < 0.5:
+            self._carry_out(now)
         if self.world.eviction is not None and self.steps % 10 == 9:
             self.world.eviction.learn(now)
         self.scheduler.check()
         self.preemptions += len(plan.preempted)
         self.steps += 1
+
+    def _carry_out(self, now: float) -> None:
+        if self.tiers is not None:
+            self.tiers.carry_out(self.ledger.evictor.take_transfers(), now)
 
     def _disturb(self) -> None:
         """Somebody hangs up, or an operator empties the cache."""
@@ -198,10 +233,12 @@ class Run:
         """Whoever is first in line and fits was admitted, if there was budget and nobody gave way."""
         limits, line = self.world.limits, self.scheduler._line
         budget = min(limits.prefill_chunk_size, limits.max_num_batched_tokens - plan.decodes)
+        if plan.admitted and self.tiers is not None:
+            return  # What loads held was given back when the line had been gone through.
         if plan.preempted or plan.tokens - plan.decodes >= budget or not line.ready:
             return
         first = line.at(0)
-        limit = self.scheduler._hit_limit(first)
+        limit = first.hit_limit
         match = self.ledger.match(first.id, limit)
         waits = self.ledger.blocker(first.id, match, limit) is not None
         assert waits or not self.ledger.can_admit(first.id, match), "the first in line fits and is not admitted"
@@ -223,6 +260,7 @@ class Run:
         assert self.scheduler.prefix_queries == sum(one.prompt_length for one in admitted)
         for one in self.everybody:
             assert one.status is Status.FINISHED
+            assert sum(one.loaded_tokens.values()) <= (one.cached_tokens or 0)
             self._check_answer(one)
 
     def _check_answer(self, one: Sequence) -> None:

@@ -109,6 +109,12 @@ class Directory:
             if tier.spec.ours:
                 self._orders.append(Clear(number))
 
+    def forget(self, keys: Iterable[Key]) -> None:
+        """These contents are not what they should be: they are removed everywhere, whoever else could use them."""
+        for key in keys:
+            for number, tier in enumerate(self.tiers):
+                self._orders.extend(Delete(key, group, number) for group in _bits(tier.forget(key)))
+
     def take_orders(self) -> list[Order]:
         """What is to be done, in this order."""
         orders, self._orders = self._orders, []

@@ -21,6 +21,8 @@ class Spill:
     """Number of the tier; None: the pool."""
 
     target: int
+    block: int | None = None
+    """Of the pool, where the pool is the source; filled in by whoever knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +54,29 @@ class Fetch:
     """Of its block in the sequence."""
 
     tier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Copy records into blocks of the pool, which nobody else reads or writes before each has ended."""
+
+    job: int
+    """Never used twice."""
+
+    fetches: tuple[Fetch, ...]
+    blocks: tuple[int, ...]
+    """Per fetch, of its group."""
+
+    deadline: float
+    """Seconds on the engine's clock, after which nobody wants them any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Write nothing more for a job. Its blocks may belong to somebody else from the next write on."""
+
+    job: int
+
+
+Transfer = Order | Load | Cancel
+"""All that is done below the pool, in order: a load may write into a block that a spill before it has read."""

@@ -136,12 +136,12 @@ class TierRecords:
         stored = 0
         if visit.retention is not None:
             # Only who hints needs to know what of the chain is here.
-            stored = next((place for place, key in enumerate(visit.keys) if not self._knows(key)), len(visit.keys))
+            stored = next((place for place, key in enumerate(visit.keys) if not self.holds(key)), len(visit.keys))
         self.policy.used(replace(visit, stored=stored))
         if self.spec.writes == "second-touch":
             self._touch(visit.keys)
 
-    def _knows(self, key: Key) -> bool:
+    def holds(self, key: Key) -> bool:
         """Whether the policy has been told of it."""
         held = self._held.get(key)
         return held is not None and not held.doomed
@@ -315,13 +315,20 @@ class TierRecords:
 
     def clear(self) -> None:
         """Everything is removed; what is being stored, as soon as it is."""
-        for key, held in list(self._held.items()):
-            if held.doomed:
-                continue
-            self.policy.discarded(key)
-            self.bytes_used -= self.spec.bytes_of(held.stored)
-            held.stored, held.doomed = 0, True
-            self._tidy(key, held)
+        for key in list(self._held):
+            self.forget(key)
+
+    def forget(self, key: Key) -> int:
+        """It is not found any more; groups whose records are there to be removed."""
+        held = self._held.get(key)
+        if held is None or held.doomed:
+            return 0
+        groups = held.stored
+        self.policy.discarded(key)
+        self.bytes_used -= self.spec.bytes_of(groups)
+        held.stored, held.doomed = 0, True
+        self._tidy(key, held)
+        return groups
 
     def check(self) -> None:
         """Its bound, its sums, and that its policy knows what it holds: O(keys). Raises AssertionError."""

@@ -11,6 +11,7 @@ from kveik.cache.directory.tier import TierRecords, TierSpec, Writes
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Visit
+from kveik.cache.evictor import Evictor
 from kveik.cache.layout import LayerGroup
 
 SIZE = 4
@@ -49,15 +50,23 @@ def directory(*tiers: TierRecords, windows: Sequence[int | None] = (None,)) -> D
 class Stores:
     """What really lies in the tiers, when orders are carried out one by one; a write may fail."""
 
-    def __init__(self, directory: Directory, chance: random.Random | None = None, failing: float = 0.0) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        chance: random.Random | None = None,
+        failing: float = 0.0,
+        evictor: Evictor | None = None,
+    ) -> None:
+        """`evictor`: where there is a pool above, who takes its orders."""
         self.directory = directory
+        self.take = directory.take_orders if evictor is None else evictor.take_transfers
         self.records: list[set[tuple[Key, int]]] = [set() for _ in directory.tiers]
         self.waiting: list[Spill | Delete | Clear] = []
         self.writes = 0
         self._chance, self._failing = chance, failing
 
     def collect(self) -> None:
-        self.waiting += self.directory.take_orders()
+        self.waiting += [one for one in self.take() if isinstance(one, Spill | Delete | Clear)]
 
     def work(self, orders: int | None = None) -> None:
         """Carry out the next orders; all, where no number is given."""

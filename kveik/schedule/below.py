@@ -1,0 +1,233 @@
+"""What waiting sequences load from below the pool, and how long they wait for it.
+
+    waiting ──begin──> parked, its records arrive ──all there, a gap, or its patience ends──> over ──> in line again
+                           ↑ others with the same beginning wait with it                               finds them in the pool
+
+Nobody waits longer for a load than computing would have taken, and nobody loads twice for one admission. What was loaded is
+held until the plan behind the load's end is made. Values in, transfers out: whoever has the tiers carries them out, in order
+and before the step's first write, and tells what became of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kveik.cache.cost import Costs, Split, best_split
+from kveik.cache.directory.orders import Cancel, Fetch, Load
+from kveik.cache.ledger import CacheLedger
+from kveik.cache.loading import Loading
+from kveik.cache.match import PrefixMatch
+from kveik.request.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a sequence could have loaded, what it did load, and why."""
+
+    sequence_id: int
+    tokens_in_pool: int
+    tokens_reachable: int
+    """Known if all that lies below were loaded, those in the pool included."""
+
+    split: Split
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One sequence's load."""
+
+    number: int
+    sequence_id: int
+    loading: Loading
+    began: float
+    deadline: float
+    over: bool = False
+    """Nobody waits for it any more; what it has brought is held until the plan is made."""
+
+    gap: int | None = None
+    """The first block that will not come: what lies behind it is of no use."""
+
+    @property
+    def claim(self) -> bytes:
+        """What sequences are parked on."""
+        return b"load %d" % self.number
+
+    @property
+    def useful(self) -> bool:
+        """Whether something may still come that is of use."""
+        return any(self.gap is None or self.loading.fetches[number].place < self.gap for number in self.loading.waiting)
+
+
+class BelowPool:
+    """All loads of one scheduler. Without costs there are no tiers, and it does nothing."""
+
+    def __init__(self, ledger: CacheLedger, costs: Costs | None) -> None:
+        """`costs`: with the tiers in the directory's order; the ledger's evictor has the directory."""
+        assert costs is None or ledger.evictor.below is not None, "there are costs of tiers, but no tiers"
+        self.costs = costs
+        self.decisions: list[Decision] = []
+        """Since somebody last emptied it; bounded by the sequences admitted meanwhile."""
+
+        self._ledger = ledger
+        self._jobs: dict[int, Job] = {}
+        self._count = 0
+        self._tried: set[int] = set()
+        """Waiting sequences that have loaded, or have found that it does not pay."""
+
+        self._joined: set[int] = set()
+        """Waiting sequences that have waited for another's load."""
+
+        self._landed: dict[int, dict[int, int]] = {}
+        """Waiting sequence -> its block of the leading group -> number of the tier that it came from."""
+
+    @property
+    def loading(self) -> int:
+        """Loads that somebody waits for."""
+        return sum(not job.over for job in self._jobs.values())
+
+    @property
+    def deadline(self) -> float | None:
+        """When the next one is not waited for any more, on the engine's clock."""
+        return min((job.deadline for job in self._jobs.values() if not job.over), default=None)
+
+    def claimed(self, claim: bytes) -> bool:
+        """Whether a load is still waited for."""
+        return any(job.claim == claim for job in self._jobs.values() if not job.over)
+
+    def due(self, now: float) -> list[int]:
+        """Numbers of loads whose time is over: what has come of them can still be told before the next plan."""
+        return [job.number for job in self._jobs.values() if not job.over and job.deadline <= now]
+
+    # Asked by the scheduler.
+
+    def blocker(self, sequence: Sequence, match: PrefixMatch | None, limit: int) -> bytes | None:
+        """The claim of another's load that brings what follows `match` in this one."""
+        if not self._jobs or sequence.id in self._joined:
+            return None
+        keys = set(self._ledger.loads.keys(sequence.id, limit)[match.full if match else 0 :])
+        for job in self._jobs.values():
+            if not job.over and any(fetch.key in keys for fetch in job.loading.fetches):
+                self._joined.add(sequence.id)
+                return job.claim
+        return None
+
+    def begin(self, sequence: Sequence, match: PrefixMatch | None, limit: int, now: float) -> bytes | None:
+        """Load what lies below and pays, if the sequence could be admitted now: the claim to wait for."""
+        if self.costs is None or sequence.id in self._tried or not self._ledger.can_admit(sequence.id, match):
+            return None
+        self._tried.add(sequence.id)
+        loads = self._ledger.loads
+        below = loads.find(sequence.id, match, limit)
+        if not below:
+            return None
+        split = best_split(below.prospect, sequence.length, self.costs.prefill, list(self.costs.tiers.values()), now)
+        tokens = below.prospect.tokens
+        self.decisions.append(Decision(sequence.id, int(tokens[0]), int(tokens[-1]), split))
+        if split.cut == 0 or not below.fetches(split.cut) or not loads.fits(sequence.id, below, split.cut):
+            return None
+        loading = loads.begin(sequence.id, below, split.cut)
+        self._count += 1
+        job = self._jobs[self._count] = Job(self._count, sequence.id, loading, now, now + split.patience)
+        for fetch in loading.fetches:
+            self._queued(fetch, 1)
+        self._ledger.evictor.transfer(Load(job.number, loading.fetches, loading.targets, job.deadline))
+        return job.claim
+
+    def expire(self, now: float) -> None:
+        """Who has waited for as long as computing would have taken waits no longer."""
+        for number in self.due(now):
+            job = self._jobs[number]
+            self._note_late(job, now)
+            self._call_off(job)
+
+    def give_way(self) -> bool:
+        """Give the blocks of the latest load back, whether it has ended or not; False: there is none."""
+        if not self._jobs:
+            return False
+        self._close(next(reversed(self._jobs.values())))
+        return True
+
+    def tidy(self) -> bool:
+        """The plan is made: give back what loads that are over have brought. Whether there was any."""
+        over = [job for job in self._jobs.values() if job.over]
+        for job in over:
+            self._close(job)
+        return bool(over)
+
+    def admitted(self, sequence_id: int, match: PrefixMatch | None) -> dict[str, int]:
+        """The sequence runs: how many tokens of its match were loaded for it, by the tier's name."""
+        self._tried.discard(sequence_id)
+        self._joined.discard(sequence_id)
+        landed, directory = self._landed.pop(sequence_id, None), self._ledger.evictor.below
+        counts: dict[str, int] = {}
+        if landed is not None and match is not None and directory is not None:
+            for place, tier in landed.items():
+                if place < match.full:
+                    name = directory.tiers[tier].spec.name
+                    counts[name] = counts.get(name, 0) + self._ledger.block_size
+        return counts
+
+    def dropped(self, sequence_id: int) -> None:
+        """The sequence has ended."""
+        self.admitted(sequence_id, None)
+        for job in [one for one in self._jobs.values() if one.sequence_id == sequence_id]:
+            self._close(job)
+
+    # Told by whoever carries transfers out.
+
+    def arrived(self, number: int, fetch: int, *, found: bool, sound: bool = True) -> bool:
+        """A job's fetch of this number has ended. `found`: all bytes of the right record are in the block; if not, `sound`: the
+        record may still be there. False: nobody waited for it.
+        """
+        job = self._jobs.get(number)
+        if job is None or job.over or fetch not in job.loading.waiting:
+            return False
+        one = job.loading.fetches[fetch]
+        if found or not sound:
+            self._queued(one, -1)
+            self._ledger.loads.arrived(job.sequence_id, fetch, found=found)
+        if not found:
+            job.gap = one.place if job.gap is None else min(job.gap, one.place)
+        elif one.group == self._ledger.evictor.lead:
+            self._landed.setdefault(job.sequence_id, {})[one.place] = one.tier
+        if not job.useful:
+            self._call_off(job)
+        return True
+
+    def _call_off(self, job: Job) -> None:
+        """It is over; what still waits is not written any more."""
+        job.over = True
+        if job.loading.waiting:
+            self._ledger.evictor.transfer(Cancel(job.number))
+
+    def _close(self, job: Job) -> None:
+        if not job.over:
+            self._call_off(job)
+        for number in job.loading.waiting:
+            self._queued(job.loading.fetches[number], -1)
+        self._ledger.loads.end(job.sequence_id)
+        del self._jobs[job.number]
+
+    def _note_late(self, job: Job, now: float) -> None:
+        """A tier that was too slow is known to be slow."""
+        assert self.costs is not None
+        for tier, cost in enumerate(self.costs.tiers.values()):
+            size = sum(self._size(one) for at in job.loading.waiting if (one := job.loading.fetches[at]).tier == tier)
+            if size:
+                cost.late(size, now - job.began, now)
+
+    def _queued(self, fetch: Fetch, sign: int) -> None:
+        assert self.costs is not None
+        list(self.costs.tiers.values())[fetch.tier].queued(sign * self._size(fetch))
+
+    def _size(self, fetch: Fetch) -> int:
+        directory = self._ledger.evictor.below
+        assert directory is not None
+        return directory.tiers[fetch.tier].spec.record_bytes[fetch.group]
+
+    def check(self, waiting: set[int]) -> None:
+        """Every load is of a sequence that waits, and the ledger knows of the same ones. Raises AssertionError."""
+        loading = {job.sequence_id for job in self._jobs.values()}
+        assert len(loading) == len(self._jobs), "a sequence loads twice"
+        assert loading == self._ledger.loads.active.keys(), "ledger and scheduler know of different loads"
+        assert loading | self._tried | self._joined | self._landed.keys() <= waiting, "somebody loads who does not wait"
