@@ -86,6 +86,33 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = None
     """Blocks per layer group, whatever the memory says. For tests and experiments."""
 
+    kv_ram_bytes: int | None = None
+    """Bytes of memory for what the pool gives up, beside the pool. Default: none."""
+
+    kv_ram_encoding: Literal["auto", "int8", "raw"] = "auto"
+    """How blocks are kept there. auto: int8 where the pool has bfloat16 or float32, which holds two to four times as many;
+    raw: as the pool has them, without any loss."""
+
+    kv_disk: str | None = None
+    """Folder for what pool and memory give up, and for what is worth keeping at the end. One server at a time."""
+
+    kv_disk_bytes: int = 16 << 30
+    """Bytes that the folder takes at most, with all that belongs to it."""
+
+    kv_remote: str | None = None
+    """Address of a Valkey or Redis server that several servers share: redis://host:6379/0, or rediss:// for TLS."""
+
+    kv_remote_bytes: int = 16 << 30
+    """Bytes that this server has written there within a day at most."""
+
+    kv_write_policy: Literal["filtered", "write-through", "second-touch"] = "filtered"
+    """When a block is written below. filtered: when the tier above gives it up and it is worth it. write-through: as soon as
+    it is there at all, so that a crash loses little. second-touch: when given up after being used twice, for worn drives."""
+
+    hybrid_kv_cache_fraction: float | None = None
+    """Share of the memory for keys and values that lies below the pool, as --kv-ram-bytes would; in [0, 1). 0.2 to 0.3 suits
+    contexts beyond 100,000 tokens. Default: none."""
+
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
             raise BadValue(f"--block-size is {self.block_size}; it must be one of 8, 16, 32, 64.", param="block_size")
@@ -94,7 +121,27 @@ class CacheConfig:
                 f"--gpu-memory-utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1.",
                 param="gpu_memory_utilization",
             )
-        _at_least(self, kv_cache_memory_bytes=1, num_gpu_blocks_override=1)
+        _at_least(self, kv_cache_memory_bytes=1, num_gpu_blocks_override=1, kv_ram_bytes=1, kv_disk_bytes=1, kv_remote_bytes=1)
+        self._check_below()
+
+    def _check_below(self) -> None:
+        fraction = self.hybrid_kv_cache_fraction
+        if fraction is not None and not 0 <= fraction < 1:
+            raise BadValue(
+                f"--hybrid-kv-cache-fraction is {fraction}; it must be at least 0 and below 1.",
+                param="hybrid_kv_cache_fraction",
+            )
+        if fraction is not None and (self.kv_ram_bytes is not None or self.num_gpu_blocks_override is not None):
+            raise BadValue(
+                "--hybrid-kv-cache-fraction says how memory is divided; --kv-ram-bytes and --num-gpu-blocks-override say it "
+                "outright. Give one or the other.",
+                param="hybrid_kv_cache_fraction",
+            )
+        if not self.enable_prefix_caching and (fraction or self.kv_ram_bytes or self.kv_disk or self.kv_remote):
+            raise BadValue(
+                "Tiers below the pool keep prefixes that are found by content; without --enable-prefix-caching none is.",
+                param="enable_prefix_caching",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +235,8 @@ class ServerConfig:
     """Seconds that a client may leave a request body unsent or a streamed answer unread, before its connection is dropped."""
 
     drain_seconds: float = 30.0
-    """Seconds that running requests may go on after a stop signal, before they are aborted."""
+    """Seconds that running requests may go on after a stop signal, before they are aborted; and that writing to --kv-disk or
+    --kv-remote what is worth keeping may take after that."""
 
     special_tokens_in_content: bool = False
     """Let text inside messages act as template markers. Off: such text is plain text."""

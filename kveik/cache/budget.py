@@ -42,6 +42,9 @@ class MemoryPlan:
     source: str
     """Which setting decided the number of blocks."""
 
+    ram_bytes: int = 0
+    """Of memory for a tier below the blocks, beside the budget."""
+
     @property
     def cache_bytes(self) -> int:
         """What the blocks do take."""
@@ -91,15 +94,21 @@ def plan_memory(
     gpu_memory_utilization: float,
     kv_cache_memory_bytes: int | None = None,
     num_gpu_blocks_override: int | None = None,
+    ram_bytes: int = 0,
+    hybrid_fraction: float | None = None,
 ) -> MemoryPlan:
     """Blocks per group. `available_bytes`: what the cgroup leaves before weights are loaded; `max_chunk`: tokens of one
-    sequence in one step at most. Raises DoesNotFit, with the arithmetic, where one sequence of `max_model_len` does not fit.
+    sequence in one step at most. `ram_bytes`: of a tier in memory, which what is found has to hold too; or
+    `hybrid_fraction`: its share of whatever there is for keys and values. Raises DoesNotFit, with the arithmetic, where one
+    sequence of `max_model_len` does not fit.
     """
     layouts = tuple(layouts)
     source = "--gpu-memory-utilization"
-    budget = max(0, math.floor(available_bytes * gpu_memory_utilization) - weight_bytes - workspace_bytes)
+    budget = max(0, math.floor(available_bytes * gpu_memory_utilization) - weight_bytes - workspace_bytes - ram_bytes)
     if kv_cache_memory_bytes is not None:
         budget, source = kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+    if hybrid_fraction is not None:
+        budget -= (ram_bytes := int(budget * hybrid_fraction))
     if num_gpu_blocks_override is not None:
         blocks: tuple[int, ...] | None = (num_gpu_blocks_override,) * len(layouts)
         budget, source = num_gpu_blocks_override * sum(layout.block_bytes for layout in layouts), "--num-gpu-blocks-override"
@@ -118,6 +127,7 @@ def plan_memory(
         workspace_bytes=workspace_bytes,
         budget_bytes=budget,
         source=source,
+        ram_bytes=ram_bytes,
     )
     if blocks is None:
         raise DoesNotFit(_why_not(plan, num_gpu_blocks_override))
@@ -161,11 +171,13 @@ def _why_not(plan: MemoryPlan, override: int | None) -> str:
     if override is not None:
         arithmetic = f"--num-gpu-blocks-override gives {override} blocks per group."
     elif plan.source == "--kv-cache-memory-bytes":
-        arithmetic = f"--kv-cache-memory-bytes gives {plan.budget_bytes} bytes."
+        below = f" beside the {plan.ram_bytes} of the tier in memory" if plan.ram_bytes else ""
+        arithmetic = f"--kv-cache-memory-bytes gives {plan.budget_bytes} bytes{below}."
     else:
+        below = f" - tier in memory {plan.ram_bytes}" if plan.ram_bytes else ""
         arithmetic = (
             f"{plan.available_bytes} bytes available × --gpu-memory-utilization {plan.utilization:g} - weights "
-            f"{plan.weight_bytes} - workspace {plan.workspace_bytes} leaves {plan.budget_bytes} bytes."
+            f"{plan.weight_bytes} - workspace {plan.workspace_bytes}{below} leaves {plan.budget_bytes} bytes."
         )
     return (
         f"One sequence of --max-model-len {plan.max_model_len} tokens needs {counts} = {wanted} bytes of keys and values. "
@@ -183,11 +195,16 @@ def _remedies(plan: MemoryPlan, override: int | None, least: Sequence[int], want
         return "What would work: " + "; or ".join(remedies) + "."
     remedies.append(f"--kv-cache-memory-bytes {wanted}")
     if plan.source == "--gpu-memory-utilization":
-        share = math.ceil((wanted + plan.weight_bytes + plan.workspace_bytes) / max(1, plan.available_bytes) * 1000) / 1000
+        share = (
+            math.ceil(
+                (wanted + plan.weight_bytes + plan.workspace_bytes + plan.ram_bytes) / max(1, plan.available_bytes) * 1000
+            )
+            / 1000
+        )
         if share <= 1:
             remedies.append(f"--gpu-memory-utilization {share:g}")
         else:
-            missing = wanted + plan.weight_bytes + plan.workspace_bytes - plan.available_bytes
+            missing = wanted + plan.weight_bytes + plan.workspace_bytes + plan.ram_bytes - plan.available_bytes
             remedies.append(f"{missing} bytes more memory with --gpu-memory-utilization 1")
     else:
         remedies.append(f"--num-gpu-blocks-override {max(least)}")

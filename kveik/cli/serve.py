@@ -13,7 +13,7 @@ from kveik.cli.options import ENGINE, SERVER, Settings, takes
 from kveik.cli.say import say
 from kveik.config import ModelConfig, ServerConfig
 from kveik.engine.build import LoadedEngine, open_engine
-from kveik.engine.eviction import LearntFile, learnt_path
+from kveik.engine.eviction import learnt_path, load_learnt, save_learnt
 from kveik.engine.loop import EngineLoop
 from kveik.model.catalogue import home_folder, is_hub_id
 from kveik.observe.events import RequestRefused
@@ -50,10 +50,9 @@ def serve(settings: Settings) -> None:
     shares = {tenants.of_key(key): share for key, share in server.tenant_shares().items()}
     loaded = open_engine(config, log.info, shares=shares)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
-    learnt = LearntFile(learnt_path(config.cache, loaded.fingerprint))
-    policy = loaded.engine.scheduler.ledger.evictor.policy
-    if policy is not None and learnt.load(policy):
-        log.info("eviction goes on from what was learnt before: %s", learnt.path)
+    learnt, scheduler = learnt_path(config.cache, loaded.fingerprint), loaded.engine.scheduler
+    if load_learnt(learnt, scheduler.ledger.evictor, scheduler.below.costs):
+        log.info("eviction goes on from what was learnt before: %s", learnt)
     names = server.served_model_name or (own_name(model.model),)
     loop.start()
     # What is alive now stays alive: the collector need not walk through model and vocabulary in the middle of a step.
@@ -64,9 +63,8 @@ def serve(settings: Settings) -> None:
         serve_app(app, server, lambda url: say(f"{names[0]} is served at {url} (API at {url}/v1). Ctrl-C stops."))
     finally:
         loop.stop()
-        loaded.close()
-        if policy is not None:
-            learnt.save(policy)
+        loaded.close(server.drain_seconds)
+        save_learnt(learnt, scheduler.ledger.evictor, scheduler.below.costs)
 
 
 def own_name(model: str) -> str:

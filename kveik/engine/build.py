@@ -16,6 +16,8 @@ from kveik.cache.public import PublicPrefixes
 from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
+from kveik.engine.accounts import tier_facts
+from kveik.engine.below import BelowSetting, open_below
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
@@ -24,6 +26,7 @@ from kveik.engine.machine import memory_available
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
 from kveik.engine.public import public_tokens
 from kveik.engine.record import Recorder
+from kveik.engine.transfers import BelowParts, PoolMemory, Transfers
 from kveik.engine.workspace import measured_activation_bytes
 from kveik.errors import BadValue, ModelBroken, Unreachable
 from kveik.kernels import native
@@ -40,6 +43,9 @@ from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
 
 logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 30.0
+"""For what is worth keeping, when nobody says how long the end may take."""
 
 Report = Callable[[str], None]
 
@@ -74,9 +80,15 @@ class LoadedEngine:
     def kv_dtype_name(self) -> str:
         return self.plan.kv_type.name
 
-    def close(self) -> None:
-        """Check the laws once more: what ends well leaves its books in order. Raises AssertionError where it does not."""
-        self.engine.scheduler.check()
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Check the laws once more: what ends well leaves its books in order. Raises AssertionError where it does not. What is
+        worth keeping goes to a tier that lasts, if that takes no more than so many seconds.
+        """
+        try:
+            self.engine.scheduler.check()
+        finally:
+            if self.engine.transfers is not None:
+                self.engine.transfers.retire(seconds)
 
 
 def open_engine(
@@ -110,8 +122,11 @@ def open_engine(
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
     ledger = _ledger(config, fingerprint, decoder, plan, shares, public)
+    clock = clock or SystemClock()
+    setting = BelowSetting(config.cache, plan, fingerprint, _kv_dtype(decoder, plan), config.stream.seed, shares)
+    below = open_below(setting, clock, report)
     eos_ids = tokenizer.eos_ids | file.eos_ids
-    return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, ledger, clock or SystemClock())
+    return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, ledger, below, clock)
 
 
 def _on_huge_pages(decoder: Decoder) -> int:
@@ -186,11 +201,15 @@ def _ledger(
         max_chunk=plan.max_chunk,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         fingerprint=fingerprint,
-        # Keys and values depend on the arithmetic that made them, not only on how they are stored.
-        kv_dtype=f"{plan.kv_type.name} of {decoder.arithmetic}",
+        kv_dtype=_kv_dtype(decoder, plan),
         eviction=eviction_policy(config.cache, blocks[leading(plan.spec.groups)], config.stream.seed, shares),
         public=public,
     )
+
+
+def _kv_dtype(decoder: Decoder, plan: ModelPlan) -> str:
+    """Keys and values depend on the arithmetic that made them, not only on how they are stored."""
+    return f"{plan.kv_type.name} of {decoder.arithmetic}"
 
 
 def _join(
@@ -202,14 +221,18 @@ def _join(
     decoder: Decoder,
     plan: ModelPlan,
     ledger: CacheLedger,
+    below: BelowParts | None,
     clock: Clock,
 ) -> LoadedEngine:
     memory = plan.memory
-    scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids)
+    ledger.evictor.below = None if below is None else below.directory
+    costs = None if below is None else below.costs
+    scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids, costs)
+    storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
     executor = ModelExecutor(
         decoder,
         Sampler(plan.spec.vocab, tokenizer.vocab_size, eos_ids),
-        BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage),
+        storage,
         ledger.tables,
         plan.spec.groups,
         config.cache.block_size,
@@ -224,8 +247,12 @@ def _join(
         kv_cache_dtype=plan.kv_type.name,
         block_size=config.cache.block_size,
         pool_bytes=memory.cache_bytes,
+        tiers=() if below is None else tuple(store.name for store in below.stores),
     )
-    metrics = Metrics(facts, lambda: bus.errors)
+    metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
     bus.subscribe(metrics.listen)
-    engine = Engine(scheduler, executor, clock, Recorder(bus, scheduler), seed=config.stream.seed)
+    transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock)
+    engine = Engine(scheduler, executor, clock, Recorder(bus, scheduler), seed=config.stream.seed, transfers=transfers)
+    if below is not None:
+        below.mover.start()
     return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint)

@@ -14,6 +14,7 @@ import numpy as np
 from kveik.clock import Clock
 from kveik.engine.record import Recorder
 from kveik.engine.stream import TokenEvent
+from kveik.engine.transfers import Transfers
 from kveik.errors import Overloaded
 from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
@@ -60,11 +61,23 @@ class StepReport:
 class Engine:
     """Lets every sequence's computed tokens catch up with its length, step by step."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, recorder: Recorder, *, seed: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        recorder: Recorder,
+        *,
+        seed: int,
+        transfers: Transfers | None = None,
+    ) -> None:
+        """`transfers`: to the tiers below the pool, where there are any."""
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.recorder = recorder
+        self.transfers = transfers
+        self._stalled = False
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(seed)
         self._live: dict[int, Sequence] = {}
@@ -78,6 +91,12 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def pause(self) -> float:
+        """Seconds for which there is nothing to do, unless a tier has something to tell: all who are here wait for loads."""
+        deadline = self.scheduler.below.deadline if self._stalled else None
+        return 0.0 if deadline is None else max(0.0, deadline - self.clock.now())
+
     def add(self, request: Request) -> tuple[int, ...]:
         """Queue all choices of a request. Returns their sequence ids, in the order of the choices.
 
@@ -88,6 +107,7 @@ class Engine:
             raise Overloaded(
                 f"The queue has room for {self.scheduler.room} sequences (--max-waiting); this request adds {count}."
             )
+        self._stalled = False
         now = self.clock.now()
         seed = request.sampling.seed
         if seed is None:
@@ -108,14 +128,22 @@ class Engine:
         if sequence_id not in self._live:
             return False
         self.scheduler.abort(sequence_id)
+        self._stalled = False
         self._retire(sequence_id, reason, self.clock.now())
+        self.attend()
         self.recorder.idled()
         return True
 
     def step(self) -> StepReport:
         """Compute one step and tell what it brought. A step that fails as a whole ends its sequences; the others go on."""
+        if self.transfers is not None:
+            self.transfers.attend()
         started = self.clock.now()
         plan = self.scheduler.plan(started)
+        if self.transfers is not None:
+            self.transfers.carry_out()
+            self.recorder.decided()
+        self._stalled = plan.empty
         if plan.empty:
             return StepReport()
         admitted = self._first_admissions(plan)
@@ -131,8 +159,16 @@ class Engine:
         news = self._news(sampling, outcome, settled)
         for finished in settled.finished:
             self._retire(finished.sequence_id, finished.reason, now)
+        if self.transfers is not None:
+            self.transfers.stepped(plan, now - started)
         cached = tuple((sequence.id, sequence.cached_tokens or 0) for sequence in admitted)
         return StepReport(sampling, news, cached, outcome.prompt_logprobs)
+
+    def attend(self) -> None:
+        """Between steps: take note of what tiers tell, and give them what there is to do."""
+        if self.transfers is not None:
+            self.transfers.attend()
+            self.transfers.carry_out()
 
     def learn(self) -> None:
         """Let the cache draw conclusions from what it has seen: milliseconds now and then, for between two steps."""

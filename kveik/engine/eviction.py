@@ -9,14 +9,17 @@ import random
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from kveik.cache.cost import Costs
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
-from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.cache.eviction.policy import EvictionPolicy, Learnt
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
+from kveik.cache.evictor import Evictor
 from kveik.config import CacheConfig
 from kveik.model.catalogue import home_folder
 
@@ -42,9 +45,29 @@ def eviction_policy(config: CacheConfig, blocks: int, seed: int, shares: Shares 
     return TenantPolicy(grants_of(shares, blocks), bounded) if shares else bounded()
 
 
+def policy_below(
+    config: CacheConfig, capacity_bytes: int, record_bytes: int, chance: random.Random, shares: Shares | None
+) -> EvictionPolicy:
+    """The same for a tier below the pool. `record_bytes`: what one of its larger records takes there."""
+
+    def bounded() -> EvictionPolicy:
+        policy = LruPolicy() if config.eviction_policy == "lru" else HazardPolicy(config.block_size, chance)
+        return PriorityPolicy(policy, capacity_bytes // record_bytes)
+
+    return TenantPolicy(grants_of(shares, capacity_bytes), bounded, weighed=True) if shares else bounded()
+
+
 def grants_of(shares: Shares, capacity: int) -> dict[bytes, Grant]:
     """Shares of a store that holds so much, in its own units."""
     return {tenant: Grant(int(low * capacity), int(high * capacity)) for tenant, (low, high) in shares.items()}
+
+
+class Learner(Protocol):
+    """What learns while serving: eviction policies, and models of what things cost."""
+
+    def learnt(self) -> Learnt: ...
+
+    def restore(self, learnt: Learnt) -> None: ...
 
 
 class LearntFile:
@@ -53,7 +76,7 @@ class LearntFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def load(self, policy: EvictionPolicy) -> bool:
+    def load(self, policy: Learner) -> bool:
         """Give the policy what an earlier one has learnt. False where there is nothing to give."""
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -61,11 +84,11 @@ class LearntFile:
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-            logger.warning("What was learnt for eviction cannot be read from %s, and is learnt anew: %s", self.path, error)
+            logger.warning("What was learnt cannot be read from %s, and is learnt anew: %s", self.path, error)
             return False
         return True
 
-    def save(self, policy: EvictionPolicy) -> None:
+    def save(self, policy: Learner) -> None:
         """Replace the file, whole or not at all; not where nothing was learnt."""
         learnt = dict(policy.learnt())
         if not any(array.any() for array in learnt.values()):
@@ -79,7 +102,7 @@ class LearntFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink()
-            logger.warning("What was learnt for eviction cannot be kept in %s: %s", self.path, error)
+            logger.warning("What was learnt cannot be kept in %s: %s", self.path, error)
 
 
 def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path:
@@ -87,3 +110,25 @@ def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path:
     if config.eviction_file is not None:
         return Path(config.eviction_file)
     return home_folder() / "eviction" / f"{fingerprint.hex()[:16]}.npz"
+
+
+def costs_path(path: Path) -> Path:
+    """The file for what loading and computing cost, beside the one for eviction."""
+    return path.with_name(f"{path.stem}.costs.npz")
+
+
+def load_learnt(path: Path, evictor: Evictor, costs: Costs | None) -> bool:
+    """Let an engine's policies, in pool and tiers, and its costs go on from what was learnt before; whether it is so."""
+    learners = [] if evictor.below is None else [tier.policy for tier in evictor.below.tiers]
+    known = [LearntFile(path).load(one) for one in (evictor.policy, *learners) if one is not None]
+    if costs is not None:
+        LearntFile(costs_path(path)).load(costs)
+    return any(known)
+
+
+def save_learnt(path: Path, evictor: Evictor, costs: Costs | None) -> None:
+    """Tiers learn from the same requests as the pool, so that its tables do for all."""
+    if evictor.policy is not None:
+        LearntFile(path).save(evictor.policy)
+    if costs is not None:
+        LearntFile(costs_path(path)).save(costs)

@@ -134,8 +134,11 @@ class LLM:
 
     def step(self) -> dict[RequestText, list[Delta]]:
         """One step; what it brought, by request."""
-        report = self.loaded.engine.step()
-        self.loaded.engine.learn()
+        engine = self.loaded.engine
+        report = engine.step()
+        engine.learn()
+        if engine.pause and engine.transfers is not None:
+            engine.transfers.wake.wait(engine.pause)
         for sequence_id, cached in report.admitted:
             answering, choice = self._answering[sequence_id]
             if choice == 0:

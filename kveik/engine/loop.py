@@ -7,6 +7,7 @@ event loop ─────────────────▶ mailbox ─▶
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -51,7 +52,12 @@ class Call:
     answer: Future[Any]
 
 
-Message = Submit | Abort | Call
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """A tier has something to tell."""
+
+
+Message = Nudge | Submit | Abort | Call
 
 
 class EngineLoop:
@@ -73,6 +79,7 @@ class EngineLoop:
         """stream -> choice -> sequence id; the same facts the other way round."""
         self._woken: set[RequestStream] = set()
         self._idle_check_due = 0.0
+        self._nudged = False
         self._thread = threading.Thread(target=self._run, name="kveik-step", daemon=True)
 
     # Any thread.
@@ -87,7 +94,15 @@ class EngineLoop:
         return self._thread.is_alive()
 
     def start(self) -> None:
+        if self._engine.transfers is not None:
+            self._engine.transfers.wake.listener = self._nudge
         self._thread.start()
+
+    def _nudge(self) -> None:
+        # One in the mailbox is enough, and two do no harm.
+        if not self._nudged:
+            self._nudged = True
+            self._mailbox.put(Nudge())
 
     def submit(self, request: Request) -> RequestStream:
         """Queue a request. Call it from a running event loop, which will be the stream's reader.
@@ -150,6 +165,8 @@ class EngineLoop:
                 self._read_mail()
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
+                else:
+                    self._engine.attend()
                 self._wake_readers()
                 self._engine.learn()
             except Exception:
@@ -167,6 +184,11 @@ class EngineLoop:
         if not self._engine.has_work:
             self._wake_readers()
             self._handle(self._wait_for_mail())
+        elif pause := self._engine.pause:
+            # Everybody waits for a tier, which nudges.
+            self._wake_readers()
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._mailbox.get(timeout=pause))
         while True:
             try:
                 self._handle(self._mailbox.get_nowait())
@@ -188,6 +210,8 @@ class EngineLoop:
 
     def _handle(self, message: Message | None) -> None:
         match message:
+            case Nudge():
+                self._nudged = False
             case Submit(stream):
                 self._place(stream)
             case Abort(stream, choice):

@@ -93,6 +93,8 @@ def plan_model(
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_gpu_blocks_override=config.cache.num_gpu_blocks_override,
+        ram_bytes=config.cache.kv_ram_bytes or 0,
+        hybrid_fraction=config.cache.hybrid_kv_cache_fraction,
     )
     _check_cache(memory)
     threads = cpu_threads(
@@ -177,11 +179,12 @@ def _check_weights(weight_bytes: int, available_bytes: int, utilization: float) 
 
 def _check_cache(memory: MemoryPlan) -> None:
     """A cache size that the user named outright may still be more than the machine has."""
-    needed = memory.cache_bytes + memory.weight_bytes + memory.workspace_bytes
+    needed = memory.cache_bytes + memory.ram_bytes + memory.weight_bytes + memory.workspace_bytes
     if needed > memory.available_bytes:
-        room = max(0, memory.available_bytes - memory.weight_bytes - memory.workspace_bytes)
+        room = max(0, memory.available_bytes - memory.weight_bytes - memory.workspace_bytes - memory.ram_bytes)
+        below = f"a tier of {memory.ram_bytes} bytes in memory, " if memory.ram_bytes else ""
         raise DoesNotFit(
-            f"Blocks of {memory.cache_bytes} bytes ({memory.source}), weights of {memory.weight_bytes} and a workspace of "
-            f"{memory.workspace_bytes} are {needed} bytes together; {memory.available_bytes} can be had. "
+            f"Blocks of {memory.cache_bytes} bytes ({memory.source}), {below}weights of {memory.weight_bytes} and a "
+            f"workspace of {memory.workspace_bytes} are {needed} bytes together; {memory.available_bytes} can be had. "
             f"Blocks may take {room} bytes."
         )

@@ -10,6 +10,7 @@ from kveik.observe.events import (
     FirstToken,
     Load,
     LoadChanged,
+    LoadDecided,
     Preempted,
     RequestAdmitted,
     RequestArrived,
@@ -45,10 +46,27 @@ class Recorder:
                         cached_tokens=sequence.cached_tokens or 0,
                         queue_seconds=sequence.admitted - sequence.arrived,
                         queried=sequence.sampling.prompt_logprobs is None,
+                        loaded_tokens=sequence.loaded_tokens,
                     )
                 )
         for _ in plan.preempted:
             self._bus.publish(Preempted())
+
+    def decided(self) -> None:
+        """Tell what was decided on loading since this was last called."""
+        decisions = self._scheduler.below.take_decisions()
+        for one in decisions:
+            split = one.split
+            self._bus.publish(
+                LoadDecided(
+                    tokens_in_pool=one.tokens_in_pool,
+                    tokens_below=one.tokens_reachable - one.tokens_in_pool,
+                    tokens_chosen=split.tokens - one.tokens_in_pool,
+                    load_seconds=split.load_seconds,
+                    compute_seconds=split.compute_seconds,
+                    recompute_seconds=split.recompute_seconds,
+                )
+            )
 
     def stepped(
         self,

@@ -6,7 +6,8 @@ arrived → admitted → first token → finished          once per request or c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from kveik.errors import (
@@ -102,9 +103,39 @@ class RequestAdmitted:
     queried: bool = True
     """Whether the cache was asked at all; a request for prompt_logprobs does not ask."""
 
+    loaded_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of the cached ones, those that were loaded for it from below the pool, by the tier's name"""
+
+    @property
+    def pool_tokens(self) -> int:
+        """Of the cached ones, those that were in the pool."""
+        return self.cached_tokens - sum(self.loaded_tokens.values())
+
     @property
     def computed_tokens(self) -> int:
         return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDecided:
+    """It was weighed whether a waiting choice loads what lies below the pool or computes it. Whoever loads may be told of
+    again after a preemption."""
+
+    tokens_in_pool: int
+    tokens_below: int
+    """That could be loaded"""
+
+    tokens_chosen: int
+    """That are loaded; 0: it computes all"""
+
+    load_seconds: float
+    """Predicted"""
+
+    compute_seconds: float
+    """Of what is left, predicted"""
+
+    recompute_seconds: float
+    """Of everything, without loading, predicted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +217,7 @@ class StreamOverrun:
 Event = (
     RequestArrived
     | RequestAdmitted
+    | LoadDecided
     | FirstToken
     | Preempted
     | Stepped

@@ -7,7 +7,7 @@ in every event (prompt tokens = computed + cached) hold in every scrape. Label v
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -23,6 +23,7 @@ from kveik.observe.events import (
     FirstToken,
     Load,
     LoadChanged,
+    LoadDecided,
     Preempted,
     RefusedReason,
     RequestAdmitted,
@@ -33,6 +34,7 @@ from kveik.observe.events import (
     StreamOverrun,
 )
 from kveik.observe.histogram import Histogram
+from kveik.observe.tiers import TierFacts, tier_metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """Of `Metrics.exposition`."""
@@ -104,6 +106,8 @@ class EngineFacts:
     kv_cache_dtype: str
     block_size: int
     pool_bytes: int
+    tiers: tuple[str, ...] = ()
+    """Names of those below the pool, from the nearest down."""
 
 
 @dataclass(slots=True)
@@ -114,6 +118,10 @@ class _Counts:
     arrived: int = 0
     queried_tokens: int = 0
     cached_tokens: int = 0
+    pool_tokens: int = 0
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
+    loads_decided: int = 0
+    loads_declined: int = 0
     computed_tokens: int = 0
     new_tokens: int = 0
     preemptions: int = 0
@@ -131,11 +139,17 @@ class _Counts:
 class Metrics(Collector):
     """Subscribe `listen` to the bus; give `exposition()` to whoever scrapes. Has a registry of its own."""
 
-    def __init__(self, facts: EngineFacts, listener_errors: Callable[[], int] = lambda: 0) -> None:
-        """listener_errors: how often a listener of the bus raised, a count that only grows."""
+    def __init__(
+        self,
+        facts: EngineFacts,
+        listener_errors: Callable[[], int] = lambda: 0,
+        tiers: Callable[[], Sequence[TierFacts]] = lambda: (),
+    ) -> None:
+        """listener_errors: how often a listener of the bus raised, a count that only grows. tiers: as they are now."""
         self._facts = facts
         self._listener_errors = listener_errors
-        self._counts = _Counts()
+        self._tiers = tiers
+        self._counts = _Counts(loaded_tokens=dict.fromkeys(facts.tiers, 0))
         self._lock = threading.Lock()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -155,6 +169,7 @@ class Metrics(Collector):
                 *_totals(self._counts, self._listener_errors()),
                 *_times(self._counts),
                 *_told(self._facts),
+                *tier_metrics(self._tiers()),
             ]
 
 
@@ -175,9 +190,16 @@ def _count(counts: _Counts, event: Event) -> None:
             assert 0 <= event.cached_tokens < event.prompt_tokens
             assert event.queried or event.cached_tokens == 0
             counts.queried_tokens += event.prompt_tokens if event.queried else 0
+            assert event.pool_tokens >= 0
             counts.cached_tokens += event.cached_tokens
+            counts.pool_tokens += event.pool_tokens
+            for tier, tokens in event.loaded_tokens.items():
+                counts.loaded_tokens[tier] = counts.loaded_tokens.get(tier, 0) + tokens
             counts.computed_tokens += event.computed_tokens
             counts.queue.observe(event.queue_seconds)
+        case LoadDecided():
+            counts.loads_decided += event.tokens_chosen > 0
+            counts.loads_declined += event.tokens_chosen == 0
         case FirstToken():
             counts.first_token.observe(event.seconds)
         case Preempted():
@@ -225,13 +247,16 @@ def _now(load: Load) -> Iterable[Metric]:
 
 
 def _totals(counts: _Counts, listener_errors: int) -> Iterable[Metric]:
-    sources = (("computed", counts.computed_tokens), ("cached", counts.cached_tokens))
+    sources = (("computed", counts.computed_tokens), ("cached", counts.pool_tokens), *counts.loaded_tokens.items())
     yield _counter("requests", "Requests that were queued.", counts.arrived)
     yield _counter("prefix_cache_queries", "Prompt tokens for which the cache was asked, at admission.", counts.queried_tokens)
     yield _counter("prefix_cache_hits", "Prompt tokens found in the cache, at admission.", counts.cached_tokens)
     yield _counter("num_preemptions", "Running choices whose blocks were taken away.", counts.preemptions)
     yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", sum(tokens for _, tokens in sources))
     yield _labelled("prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.", "source", sources)
+    if counts.loaded_tokens:
+        choices = (("load", counts.loads_decided), ("compute", counts.loads_declined))
+        yield _labelled("kv_load_decisions", "Whether what lies below the pool was loaded or computed.", "choice", choices)
     yield _counter("generation_tokens", "Tokens sampled.", counts.new_tokens)
     yield _labelled("request_success", "Choices that ended, by reason.", "finished_reason", counts.finished.items())
     yield _labelled("requests_refused", "Requests that were not taken, by reason.", "reason", counts.refused.items())

@@ -65,9 +65,7 @@ class BelowPool:
         """`costs`: with the tiers in the directory's order; the ledger's evictor has the directory."""
         assert costs is None or ledger.evictor.below is not None, "there are costs of tiers, but no tiers"
         self.costs = costs
-        self.decisions: list[Decision] = []
-        """Since somebody last emptied it; bounded by the sequences admitted meanwhile."""
-
+        self._decisions: list[Decision] = []
         self._ledger = ledger
         self._jobs: dict[int, Job] = {}
         self._count = 0
@@ -98,6 +96,11 @@ class BelowPool:
         """Numbers of loads whose time is over: what has come of them can still be told before the next plan."""
         return [job.number for job in self._jobs.values() if not job.over and job.deadline <= now]
 
+    def take_decisions(self) -> list[Decision]:
+        """Those since this was last asked."""
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
     # Asked by the scheduler.
 
     def blocker(self, sequence: Sequence, match: PrefixMatch | None, limit: int) -> bytes | None:
@@ -122,7 +125,7 @@ class BelowPool:
             return None
         split = best_split(below.prospect, sequence.length, self.costs.prefill, list(self.costs.tiers.values()), now)
         tokens = below.prospect.tokens
-        self.decisions.append(Decision(sequence.id, int(tokens[0]), int(tokens[-1]), split))
+        self._decisions.append(Decision(sequence.id, int(tokens[0]), int(tokens[-1]), split))
         if split.cut == 0 or not below.fetches(split.cut) or not loads.fits(sequence.id, below, split.cut):
             return None
         loading = loads.begin(sequence.id, below, split.cut)

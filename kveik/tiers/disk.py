@@ -40,7 +40,7 @@ class DiskStore:
     def __init__(self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
         """`formats`: per group. Raises Unreachable where another engine has the folder; what else is wrong is `trouble`."""
         self.capacity_bytes = capacity_bytes
-        self.formats = tuple(formats)
+        self.formats: Sequence[RecordFormat] = tuple(formats)
         self.trouble: str | None = None
         self._clock = clock
         self._plan = _plan(folder, formats, capacity_bytes)

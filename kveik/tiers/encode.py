@@ -38,9 +38,14 @@ _SCALE_BYTES = 2
 class Codec(Protocol):
     """One way to write a group's blocks as payloads."""
 
-    encoding: Encoding
-    block_bytes: int
-    payload_bytes: int
+    @property
+    def encoding(self) -> Encoding: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def payload_bytes(self) -> int: ...
 
     def encode(self, block: memoryview, payload: memoryview) -> None:
         """Write the payload of a block. Both have the sizes above."""

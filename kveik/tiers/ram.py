@@ -30,7 +30,7 @@ class RamStore:
     def __init__(self, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
         """`formats`: per group. Raises DoesNotFit where the system does not give the address space."""
         self.capacity_bytes = capacity_bytes
-        self.formats = tuple(formats)
+        self.formats: Sequence[RecordFormat] = tuple(formats)
         self._clock = clock
         sizes = [slot_bytes(one.record_bytes) for one in formats]
         self._slots = Slots(sizes, capacity_bytes, self._give_back)

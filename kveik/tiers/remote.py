@@ -68,7 +68,7 @@ class RemoteStore:
         """The address without user and password."""
         self._limits = limits
         self._clock = clock
-        self.formats = tuple(formats)
+        self.formats: Sequence[RecordFormat] = tuple(formats)
         self._prefixes = [_prefix(one) for one in formats]
         self._client = _connect(url, limits.timeout_seconds)
         self._lock = threading.Lock()

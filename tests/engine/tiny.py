@@ -31,6 +31,32 @@ def save_tiny_llama(folder: Path, *, seed: int = 0) -> Path:
         initializer_range=0.5,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return _save_text(folder)
+
+
+def save_tiny_gemma(folder: Path, *, window: int = 64, seed: int = 0) -> Path:
+    """The same with Gemma's layers: the first and the third look back `window` tokens, the second at everything."""
+    torch.manual_seed(seed)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=CONTEXT,
+        sliding_window=window,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        eos_token_id=256,
+        bos_token_id=None,
+        initializer_range=0.5,
+    )
+    transformers.Gemma3ForCausalLM(config).save_pretrained(folder)
+    return _save_text(folder)
+
+
+def _save_text(folder: Path) -> Path:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = tokenizers.Tokenizer(models.BPE(vocab={letter: token for token, letter in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,0 +1,66 @@
+"""What the cache holds and has done, told to whoever asks: gauges, the route that tells and the one that forgets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from kveik.engine.engine import Engine
+from kveik.engine.transfers import BelowParts
+from kveik.observe.tiers import TierFacts
+from kveik.tiers.breaker import BreakerState
+from kveik.tiers.mover import TierState
+
+
+def tier_facts(parts: BelowParts | None) -> list[TierFacts]:
+    """From any thread."""
+    return [] if parts is None else [_facts(parts.mover.state(store.name)) for store in parts.stores]
+
+
+def _facts(state: TierState) -> TierFacts:
+    counts = state.counts
+    return TierFacts(
+        name=state.name,
+        capacity_bytes=state.capacity_bytes,
+        bytes_used=state.bytes_used,
+        records=state.records,
+        trouble=state.trouble,
+        open_for_reading=state.reading is not BreakerState.OPEN,
+        open_for_writing=state.writing is not BreakerState.OPEN,
+        spills_waiting_bytes=state.spills_waiting_bytes,
+        staging_bytes=state.staging_bytes,
+        records_loaded=counts.records_read,
+        bytes_loaded=counts.bytes_read,
+        records_spilled=counts.records_written,
+        bytes_spilled=counts.bytes_written,
+        records_deleted=counts.records_deleted,
+        misses={str(reason): count for reason, count in counts.misses.items()},
+        refusals={str(reason): count for reason, count in counts.refusals.items()},
+        errors=counts.errors,
+    )
+
+
+def cache_stats(engine: Engine) -> dict[str, object]:
+    """Everything at one moment between two steps, for a JSON answer."""
+    scheduler = engine.scheduler
+    parts = None if engine.transfers is None else engine.transfers.parts
+    return {
+        "pool": [asdict(usage) for usage in scheduler.ledger.usage],
+        "prompt_tokens": {"asked": scheduler.prefix_queries, "found": scheduler.prefix_hits},
+        "loads_waiting": scheduler.below.loading,
+        "tiers": [asdict(facts) for facts in tier_facts(parts)],
+        "known": _known(parts),
+    }
+
+
+def _known(parts: BelowParts | None) -> dict[str, int]:
+    """Contents of which the directory knows, per tier."""
+    return {} if parts is None else {tier.spec.name: len(tier) for tier in parts.directory.tiers}
+
+
+def reset_cache(engine: Engine) -> None:
+    """Forget all contents that nobody holds, in the pool and in every tier that is ours alone."""
+    scheduler = engine.scheduler
+    scheduler.ledger.reset()
+    if engine.transfers is not None:
+        engine.transfers.parts.directory.reset()
+        engine.attend()

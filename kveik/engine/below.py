@@ -1,0 +1,146 @@
+"""Makes the tiers below the pool that are asked for, with all that decides on them; says what each holds at most."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kveik.cache.cost import Costs, LoadCost, PrefillCost
+from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.tier import TierRecords, TierSpec
+from kveik.cache.evictor import leading
+from kveik.cache.keys import encode_parts
+from kveik.cache.layout import BlockLayout
+from kveik.clock import Clock
+from kveik.config import CacheConfig
+from kveik.engine.eviction import Shares, policy_below
+from kveik.engine.planner import ModelPlan
+from kveik.engine.transfers import BelowParts, Wake
+from kveik.tiers.disk import DiskStore
+from kveik.tiers.encode import Codec, Int8Rows, Raw
+from kveik.tiers.mover import Mover, Tier
+from kveik.tiers.ram import RamStore
+from kveik.tiers.record import RecordFormat
+from kveik.tiers.remote import RemoteLimits, RemoteStore
+from kveik.tiers.store import Store
+
+STAGING_BYTES = 32 << 20
+"""Memory in front of each tier, for blocks that wait to be written."""
+
+LASTING, FOREIGN = frozenset({"disk", "remote"}), frozenset({"remote"})
+"""Tiers that outlive the process, and those in which others write too."""
+
+PRIORS = {"ram": (1e-4, 3e-10), "disk": (1e-3, 1e-9), "remote": (3e-3, 5e-9)}
+"""Seconds per load and byte, before a tier has been used."""
+
+
+@dataclass(frozen=True, slots=True)
+class BelowSetting:
+    """What a model contributes to every record."""
+
+    config: CacheConfig
+    plan: ModelPlan
+    fingerprint: bytes
+    kv_dtype: str
+    """As in the blocks' keys: storage and arithmetic."""
+
+    seed: int
+    shares: Shares | None
+
+    def formats(self, codecs: Sequence[Codec]) -> list[RecordFormat]:
+        """Of one tier's records, per group."""
+        size = self.config.block_size
+        return [
+            RecordFormat(self._fingerprint(number), number, size, codec.encoding, codec.payload_bytes)
+            for number, codec in enumerate(codecs)
+        ]
+
+    def _fingerprint(self, number: int) -> bytes:
+        group = self.plan.spec.groups[number]
+        shape = (number, repr(group.layers), group.kv_heads, group.head_dim, group.window)
+        parts = ("kveik record 1", self.fingerprint, self.kv_dtype, self.config.block_size, *shape)
+        return hashlib.sha256(encode_parts(parts)).digest()
+
+
+def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None]) -> BelowParts | None:
+    """The tiers, without threads yet; None where none is asked for. `report` gets a line for each.
+
+    Raises Unreachable where another engine has the disk's folder, DoesNotFit, BadValue or Unsupported.
+    """
+    wake = Wake()
+    tiers = [_tier(setting, name, clock) for name in _asked(setting)]
+    if not tiers:
+        return None
+    for tier in tiers:
+        report(_line(tier, setting.config.block_size))
+    records = [_records(setting, tier) for tier in tiers]
+    directory = Directory(setting.plan.spec.groups, setting.config.block_size, records)
+    for number, tier in enumerate(tiers):
+        if tier.store.name in LASTING - FOREIGN:
+            directory.adopt(number, [(key.block, key.group) for key, _ in tier.store.contents()], clock.now())
+    costs = Costs(PrefillCost(setting.plan.max_chunk), {tier.store.name: LoadCost(PRIORS[tier.store.name]) for tier in tiers})
+    return BelowParts(directory, costs, Mover(tiers, clock, wake), tuple(tier.store for tier in tiers), wake)
+
+
+def _asked(setting: BelowSetting) -> list[str]:
+    """Names, from the nearest to the pool down."""
+    config = setting.config
+    asked = {"ram": setting.plan.memory.ram_bytes, "disk": config.kv_disk, "remote": config.kv_remote}
+    return [name for name, value in asked.items() if value]
+
+
+def _tier(setting: BelowSetting, name: str, clock: Clock) -> Tier:
+    config = setting.config
+    codecs = [_codec(setting, layout, name) for layout in setting.plan.memory.layouts]
+    formats = setting.formats(codecs)
+    store: Store
+    if name == "ram":
+        store = RamStore(formats, setting.plan.memory.ram_bytes, clock)
+    elif name == "disk":
+        assert config.kv_disk is not None
+        store = DiskStore(Path(config.kv_disk).expanduser(), formats, config.kv_disk_bytes, clock)
+    else:
+        assert config.kv_remote is not None
+        store = RemoteStore(config.kv_remote, formats, RemoteLimits(capacity_bytes=config.kv_remote_bytes), clock)
+    return Tier(store=store, codecs=codecs, staging_bytes=STAGING_BYTES)
+
+
+def _codec(setting: BelowSetting, layout: BlockLayout, name: str) -> Codec:
+    """Only RAM is too dear for blocks as they are; what lasts is exact."""
+    if name != "ram" or setting.config.kv_ram_encoding == "raw" or setting.plan.kv_type.quantised:
+        return Raw(layout.block_bytes)
+    rows = len(layout.group.layers) * 2 * layout.group.kv_heads * layout.block_size
+    return Int8Rows(rows, layout.group.head_dim, setting.plan.kv_type.values)
+
+
+def _records(setting: BelowSetting, tier: Tier) -> TierRecords:
+    store, lead = tier.store, leading(setting.plan.spec.groups)
+    sizes = tuple(store.cost_bytes(group) for group in range(len(store.formats)))
+    spec = TierSpec(
+        name=store.name,
+        capacity_bytes=store.room_bytes,
+        record_bytes=sizes,
+        writes=setting.config.kv_write_policy,
+        lasts=store.name in LASTING,
+        ours=store.name not in FOREIGN,
+    )
+    if setting.config.eviction_policy == "lru" or setting.config.kv_write_policy != "filtered":
+        # Recency knows no worth, so nothing can be said about what is worth writing.
+        spec = replace(spec, factor=None)
+    chance = random.Random(f"{setting.seed} {store.name}")
+    policy = policy_below(setting.config, store.room_bytes, sizes[lead], chance, setting.shares)
+    return TierRecords(spec, policy)
+
+
+def _line(tier: Tier, block_size: int) -> str:
+    store = tier.store
+    blocks = store.room_bytes // sum(store.cost_bytes(group) for group in range(len(store.formats)))
+    found = f", {store.records} records found there" if store.records else ""
+    trouble = f"; {store.trouble}" if store.trouble else ""
+    return (
+        f"tier {store.name}: at most {store.capacity_bytes} bytes, {blocks} blocks or {blocks * block_size} tokens as "
+        f"{tier.codecs[0].encoding.name.lower()}, and {tier.staging_bytes} bytes for what waits to be written{found}{trouble}"
+    )

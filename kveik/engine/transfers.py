@@ -1,0 +1,239 @@
+"""Carries out what is to be moved between the pool and the tiers below it, and tells what became of it.
+
+    scheduler, cache ──transfers──▶ carry_out ──▶ mover's threads ──completions──▶ attend ──▶ directory, loads, costs
+
+On the step thread, but for the waking.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kveik.cache.cost import Costs
+from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Spill, Transfer
+from kveik.clock import Clock
+from kveik.schedule.plan import StepPlan
+from kveik.schedule.scheduler import Scheduler
+from kveik.tiers.mover import Mover
+from kveik.tiers.record import Miss, RecordKey, Refusal
+from kveik.tiers.store import Store
+from kveik.tiers.tally import Loaded, Probed, Spilled
+
+LOST = frozenset({Miss.ABSENT, Miss.TORN, Miss.FOREIGN, Miss.DAMAGED})
+"""What is not worth asking for again."""
+
+COMPARE_SECONDS = 60.0
+"""At least between two comparisons of a store with what is known of it."""
+
+
+class PoolMemory:
+    """The pool's blocks as bytes."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """`tensors`: per group, [blocks, …], each block in one piece."""
+        self._rows = [tensor.view(torch.uint8).view(tensor.shape[0], -1).numpy() for tensor in tensors]
+
+    def block(self, group: int, number: int) -> memoryview:
+        return memoryview(self._rows[group][number])
+
+
+class Wake:
+    """Lets somebody sleep until a tier has something to tell."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self.listener: Callable[[], None] = lambda: None
+        """Called by the tiers' threads, where sleeping on this is not how one waits."""
+
+    def __call__(self) -> None:
+        self._told.set()
+        self.listener()
+
+    def wait(self, seconds: float) -> None:
+        """At most so long."""
+        self._told.wait(max(seconds, 0.0))
+        self._told.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class BelowParts:
+    """What lies below the pool, ready to be joined with an engine."""
+
+    directory: Directory
+    costs: Costs
+    mover: Mover
+    stores: tuple[Store, ...]
+    """In the directory's order."""
+
+    wake: Wake
+
+
+class Transfers:
+    """One engine's dealings with its tiers."""
+
+    def __init__(self, parts: BelowParts, scheduler: Scheduler, memory: PoolMemory, clock: Clock) -> None:
+        self.parts = parts
+        self.wake = parts.wake
+        self._scheduler = scheduler
+        self._memory = memory
+        self._clock = clock
+        self._names = [store.name for store in parts.stores]
+        self._fetches: dict[int, Mapping[tuple[str, RecordKey], int]] = {}
+        """Job -> its fetches' numbers, until the answers have come."""
+
+        self._answers: dict[int, int] = {}
+        """Job -> answers that are still to come."""
+
+        self._owed: dict[int, list[RecordKey]] = {number: [] for number in range(len(parts.stores))}
+        """Deletions for which there was no room in the queue."""
+
+        self._compared = {number: float("-inf") for number in self._owed}
+
+    def attend(self) -> None:
+        """Take note of what has ended, and of what comes too late. Before every plan."""
+        now, below = self._clock.now(), self._scheduler.below
+        self._take_completions(now)
+        for job in below.due(now):
+            # What has come is of use, though not all of it has.
+            came = self.parts.mover.cancel(job)
+            for (_, key), number in self._fetches.get(job, {}).items():
+                if key in came:
+                    below.arrived(job, number, found=True)
+        for number, keys in self._owed.items():
+            if keys and self.parts.mover.delete(self._names[number], keys):
+                self._owed[number] = []
+
+    def carry_out(self) -> None:
+        """All that was decided, in order: after every plan, before anything is written into the pool."""
+        deleted: list[Delete] = []
+        for one in self._scheduler.ledger.evictor.take_transfers():
+            if isinstance(one, Delete) and (not deleted or deleted[0].tier == one.tier):
+                deleted.append(one)
+                continue
+            self._delete(deleted)
+            deleted = []
+            if isinstance(one, Delete):
+                deleted.append(one)
+            else:
+                self._carry_out(one)
+        self._delete(deleted)
+
+    def stepped(self, plan: StepPlan, seconds: float) -> None:
+        """A step has run: how long computing takes is learnt from it, and what it brought may have to be written below."""
+        if plan.prefills:
+            tokens = plan.prefill_tokens
+            pairs = sum(chunk.count * chunk.start + chunk.count * (chunk.count + 1) / 2 for chunk in plan.prefills)
+            self.parts.costs.prefill.observe(tokens, pairs, seconds)
+        self.carry_out()
+
+    def retire(self, seconds: float) -> None:
+        """The engine stops: what is worth keeping goes where it lasts, as far as the time suffices; then all is closed."""
+        deadline = self._clock.now() + seconds
+        evictor, mover, budget = self._scheduler.ledger.evictor, self.parts.mover, 0
+        evictor.retire()
+        for one in evictor.take_transfers():
+            if isinstance(one, Spill):
+                if budget == 0 and not mover.drain(deadline):
+                    break
+                budget = (budget or min(mover.room(name) for name in self._names)) - 1
+            self._carry_out(one)
+        mover.drain(deadline)
+        mover.close()
+
+    def _carry_out(self, one: Transfer) -> None:
+        mover = self.parts.mover
+        match one:
+            case Spill():
+                self._spill(one)
+            case Delete():
+                self._delete([one])
+            case Clear(tier):
+                self._forget(tier, [key for key, _ in self.parts.stores[tier].contents()])
+            case Load():
+                self._load(one)
+            case Cancel(job):
+                mover.cancel(job)
+
+    def _spill(self, order: Spill) -> None:
+        key, directory, target = RecordKey(order.group, order.key), self.parts.directory, self._names[order.target]
+        if order.source is None:
+            assert order.block is not None
+            refusal = self.parts.mover.spill(target, key, self._memory.block(order.group, order.block))
+            if refusal is not None:
+                directory.failed(order.target, order.key, order.group)
+        elif not self.parts.mover.move(self._names[order.source], [key], target):
+            directory.failed(order.target, order.key, order.group)
+
+    def _delete(self, orders: Sequence[Delete]) -> None:
+        if orders:
+            self._forget(orders[0].tier, [RecordKey(one.group, one.key) for one in orders])
+
+    def _forget(self, tier: int, keys: list[RecordKey]) -> None:
+        if self._owed[tier] or not self.parts.mover.delete(self._names[tier], keys):
+            self._owed[tier] += keys
+
+    def _load(self, load: Load) -> None:
+        by_tier: dict[int, list[tuple[RecordKey, memoryview]]] = {}
+        numbers: dict[tuple[str, RecordKey], int] = {}
+        for number, (fetch, block) in enumerate(zip(load.fetches, load.blocks, strict=True)):
+            key = _key_of(fetch)
+            by_tier.setdefault(fetch.tier, []).append((key, self._memory.block(fetch.group, block)))
+            numbers[self._names[fetch.tier], key] = number
+        self._fetches[load.job], self._answers[load.job] = numbers, len(by_tier)
+        for tier, records in by_tier.items():
+            self.parts.mover.load(self._names[tier], records, load.job, load.deadline)
+
+    def _take_completions(self, now: float) -> None:
+        for one in self.parts.mover.completions():
+            match one:
+                case Spilled():
+                    self._spilled(one)
+                case Loaded():
+                    self._loaded(one)
+                case Probed():
+                    pass
+        for name in self._names:
+            for sample in self.parts.mover.samples(name):
+                if not sample.writing:
+                    self.parts.costs.tiers[name].observe(sample.bytes, sample.seconds, now)
+
+    def _spilled(self, one: Spilled) -> None:
+        tier, directory = self._names.index(one.tier), self.parts.directory
+        if one.refusal is not None:
+            directory.failed(tier, one.key.block, one.key.group)
+            if one.refusal is Refusal.FULL:
+                self._compare(tier)
+            return
+        directory.stored(tier, one.key.block, one.key.group)
+        if not directory.tiers[tier].stored(one.key.block) >> one.key.group & 1:
+            # It was to go while it was being written.
+            self._forget(tier, [one.key])
+
+    def _compare(self, tier: int) -> None:
+        """A store is full where there should be room: after trouble it may have what was given up for lost."""
+        records, now = self.parts.directory.tiers[tier], self._clock.now()
+        if records.spec.ours and now >= self._compared[tier] + COMPARE_SECONDS:
+            self._compared[tier] = now
+            contents = self.parts.stores[tier].contents()
+            self._forget(tier, [key for key, _ in contents if not records.holds(key.block)])
+
+    def _loaded(self, one: Loaded) -> None:
+        numbers = self._fetches[one.job]
+        for key, miss in zip(one.keys, one.misses, strict=True):
+            number = numbers[one.tier, key]
+            told = self._scheduler.below.arrived(one.job, number, found=miss is None, sound=miss not in LOST)
+            if told and miss in LOST:
+                self._forget(self._names.index(one.tier), [key])
+        self._answers[one.job] -= 1
+        if not self._answers[one.job]:
+            del self._answers[one.job], self._fetches[one.job]
+
+
+def _key_of(fetch: Fetch) -> RecordKey:
+    return RecordKey(fetch.group, fetch.key)

@@ -1,0 +1,207 @@
+"""The whole engine with tiers below its pool: what comes back from RAM or disk, also after a restart, is what was computed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from kveik.cache.cost import PrefillCost
+from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
+from kveik.engine.llm import LLM
+from kveik.engine.transfers import Transfers
+from kveik.errors import BadValue, Unreachable
+from kveik.request.request import SamplingParams
+from kveik.tiers.record import Miss, RecordKey
+from kveik.tiers.store import Direct, Use
+from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
+
+CONTEXT, BLOCKS = 512, 40
+LENGTH, CONVERSATIONS = 330, 5
+"""All conversations together are more than the pool holds."""
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+class Dear(PrefillCost):
+    """Computing is believed to be slow, whatever it takes: so loading always pays."""
+
+    def observe(self, tokens: int, pairs_read: float, seconds: float) -> None:
+        pass
+
+
+@pytest.fixture(scope="module", params=[save_tiny_llama, save_tiny_gemma], ids=["llama", "gemma"])
+def model(request, tmp_path_factory) -> str:  # type: ignore[no-untyped-def]  # pytest's own fixtures
+    save: Callable[[Path], Path] = request.param
+    return str(save(tmp_path_factory.mktemp("tiny")))
+
+
+def opened(model: str, *, seconds: float = 1.0, **cache: object) -> LLM:
+    """An engine that believes a token to take so many seconds."""
+    settings: dict[str, object] = {"num_gpu_blocks_override": BLOCKS, **cache}
+    llm = LLM(
+        EngineConfig(
+            model=ModelConfig(model=model, dtype="float32", max_model_len=CONTEXT),
+            cache=CacheConfig(**settings),  # type: ignore[arg-type]  # a test's own words
+            schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=256, prefill_chunk_size=128),
+        )
+    )
+    if (costs := llm.loaded.engine.scheduler.below.costs) is not None:
+        costs.prefill = Dear(128, (seconds, seconds, 1e-9))
+    return llm
+
+
+def transfers(llm: LLM) -> Transfers:
+    found = llm.loaded.engine.transfers
+    assert found is not None
+    return found
+
+
+def prompts() -> list[list[int]]:
+    chance = random.Random(7)
+    return [[number, *(chance.randrange(256) for _ in range(LENGTH - 1))] for number in range(CONVERSATIONS)]
+
+
+Answers = list[tuple[tuple[int, ...], int]]
+
+
+def turns_after(fresh: Answers) -> list[list[int]]:
+    """Each conversation goes on: what layers with a window keep below is what this needs."""
+    return [[*prompt, *tokens, 5, 6, 7] for prompt, (tokens, _) in zip(prompts(), fresh, strict=True)]
+
+
+KEPT = (LENGTH + 12 - 1) // 16 * 16
+"""Tokens of a conversation in whole blocks; the last token of an answer is never computed."""
+
+
+def answers(llm: LLM, asked: Sequence[Sequence[int]]) -> Answers:
+    """Tokens and cached prompt tokens of each, one after the other; what is to be written below is then."""
+    found = []
+    for prompt in asked:
+        (completion,) = llm.generate([prompt], GREEDY)
+        found.append((completion.tokens, completion.cached_tokens))
+        transfers(llm).parts.mover.drain(llm.loaded.engine.clock.now() + 3600)
+        llm.loaded.engine.attend()
+        llm.loaded.engine.scheduler.check()
+    return found
+
+
+def plainly(model: str, asked: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Without any cache."""
+    llm = opened(model, enable_prefix_caching=False)
+    found = [llm.generate([prompt], GREEDY)[0].tokens for prompt in asked]
+    llm.close()
+    return found
+
+
+def read(llm: LLM, tier: str) -> int:
+    return transfers(llm).parts.mover.state(tier).counts.records_read
+
+
+@pytest.mark.parametrize("tiers", ["ram", "disk", "both"])
+def test_what_the_pool_gave_up_comes_back_exactly_and_goes_on_exactly(model: str, tiers: str, tmp_path: Path) -> None:
+    cache: dict[str, object] = {}
+    if tiers != "disk":
+        # Beside a disk, RAM is so small that it has to hand things on.
+        cache |= {"kv_ram_bytes": 1 << 20 if tiers == "both" else 1 << 24, "kv_ram_encoding": "raw"}
+    if tiers != "ram":
+        cache |= {"kv_disk": str(tmp_path / "disk"), "kv_disk_bytes": 1 << 26}
+    llm = opened(model, **cache)
+    fresh = answers(llm, prompts())
+    assert all(cached == 0 for _, cached in fresh)
+    again = answers(llm, prompts())
+    assert [tokens for tokens, _ in again] == [tokens for tokens, _ in fresh]
+    went_on = answers(llm, turns_after(fresh))
+    assert [cached for _, cached in went_on] == [KEPT] * CONVERSATIONS
+    assert sum(read(llm, one) for one in (("ram", "disk") if tiers == "both" else (tiers,))) > 0
+    assert [tokens for tokens, _ in went_on] == plainly(model, turns_after(fresh))
+    llm.close()
+
+
+def test_what_is_worth_keeping_is_found_after_a_restart(model: str, tmp_path: Path) -> None:
+    cache: dict[str, object] = {"kv_disk": str(tmp_path / "disk"), "kv_disk_bytes": 1 << 26}
+    first = opened(model, **cache)
+    fresh = answers(first, prompts())
+    first.close()
+    second = opened(model, **cache)
+    again = answers(second, turns_after(fresh))
+    assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
+    assert [cached for _, cached in again] == [KEPT] * CONVERSATIONS
+    second.close()
+
+
+def test_another_model_finds_nothing_in_the_folder(tmp_path: Path) -> None:
+    cache: dict[str, object] = {"kv_disk": str(tmp_path / "disk"), "kv_disk_bytes": 1 << 26}
+    first = opened(str(save_tiny_llama(tmp_path / "one")), **cache)
+    answers(first, prompts())
+    first.close()
+    second = opened(str(save_tiny_llama(tmp_path / "two", seed=1)), **cache)
+    assert [cached for _, cached in answers(second, prompts())] == [0] * CONVERSATIONS
+    second.close()
+
+
+def test_int8_records_are_found_as_well(model: str) -> None:
+    llm = opened(model, kv_ram_bytes=1 << 24)
+    turns = turns_after(answers(llm, prompts()))
+    assert [cached for _, cached in answers(llm, turns)] == [KEPT] * CONVERSATIONS
+    assert read(llm, "ram") > 0
+    llm.close()
+
+
+def test_a_disk_that_does_not_answer_delays_nobody_beyond_recomputing(model: str, tmp_path: Path) -> None:
+    llm = opened(model, seconds=1e-4, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    fresh = answers(llm, prompts())
+    disk, released = transfers(llm).parts.stores[0], threading.Event()
+    get_many = disk.get_many
+
+    def stuck(keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
+        released.wait()
+        return get_many(keys, use, deadline, direct)
+
+    disk.get_many = stuck  # type: ignore[method-assign]  # a disk that hangs
+    again = [llm.generate([prompt], GREEDY)[0] for prompt in turns_after(fresh)]
+    # All have answered, and the disk has not.
+    assert not released.is_set()
+    assert read(llm, "disk") == 0
+    assert [one.tokens for one in again] == plainly(model, turns_after(fresh))
+    released.set()
+    llm.close()
+
+
+def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path: Path) -> None:
+    llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    fresh = answers(llm, prompts())
+    for file in (tmp_path / "disk").glob("records-*"):
+        content = bytearray(file.read_bytes())
+        for at in range(500, len(content), 4096):
+            content[at] ^= 1
+        file.write_bytes(content)
+    again = answers(llm, turns_after(fresh))
+    assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
+    assert transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED] > 0
+    llm.close()
+
+
+def test_two_engines_on_one_folder_are_refused(model: str, tmp_path: Path) -> None:
+    first = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    with pytest.raises(Unreachable, match="engine"):
+        opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    first.close()
+
+
+def test_the_memory_for_keys_and_values_can_be_divided_by_one_number(model: str) -> None:
+    whole = opened(model, num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 24)
+    part = opened(model, num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 24, hybrid_kv_cache_fraction=0.25)
+    assert part.loaded.plan.memory.ram_bytes == 1 << 22
+    assert part.loaded.plan.memory.budget_bytes == whole.loaded.plan.memory.budget_bytes * 3 // 4
+    assert transfers(part).parts.stores[0].capacity_bytes == 1 << 22
+    for llm in (whole, part):
+        llm.close()
+
+
+def test_tiers_without_prefix_caching_are_refused() -> None:
+    with pytest.raises(BadValue, match="--enable-prefix-caching"):
+        CacheConfig(enable_prefix_caching=False, kv_ram_bytes=1)
