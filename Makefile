@@ -86,7 +86,7 @@ bench-peers: dev ## kveik and other engines in turn, on the same files; at first
 	$(BIN)/python -m benchmarks.peers --home $(PEERS) $(ARGS)
 
 figures: dev     ## every figure of docs/PERFORMANCE.md about speed, start and memory, anew: half an hour, nothing else running
-	failed=; for script in bandwidth load; do $(BIN)/python -m benchmarks.$$script --write docs || failed=1; done; \
+	failed=; for script in bandwidth kernel_attention load scheduler sampler; do $(BIN)/python -m benchmarks.$$script --write docs || failed=1; done; \
 		$(BIN)/python -m benchmarks.peers --home $(PEERS) --write docs $(ARGS) || failed=1; test -z "$$failed"
 
 docs: dev        ## write the generated pages anew: settings, and the tree of the architecture

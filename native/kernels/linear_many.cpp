@@ -6,9 +6,9 @@
 
 namespace kveik::KVEIK_ISA {
 
-// Rows that are multiplied at a time: with two panels each, their sums fill the registers.
+// Rows that are multiplied at a time: with two panels each, a span's sums and those of all spans fill the registers.
 #if defined(__AVX512VNNI__)
-constexpr int piece = 12;
+constexpr int piece = 6;
 #elif defined(__AVX2__)
 constexpr int piece = 2;
 #else
@@ -56,9 +56,8 @@ static inline void put_strip(const float* sums, const ManyJob& job, int row, int
 }
 
 static void many_piece(const ManyJob& job, int row) {
-    alignas(64) float memory[piece * strip_panels * 16];
-    float* total = memory;
-    for (int i = 0; i < piece * strip_panels; ++i) store_floats(total + 16 * i, zero_floats());
+    Floats total[piece][strip_panels];
+    for (int r = 0; r < piece; ++r) total[r][0] = total[r][1] = zero_floats();
     const auto* values = reinterpret_cast<const int32_t*>(job.tile) + row;
     const auto* scales = reinterpret_cast<const float*>(job.tile + job.at.scales) + row;
     const auto* minus128 = reinterpret_cast<const int32_t*>(job.tile + job.at.minus128) + row;
@@ -66,22 +65,25 @@ static void many_piece(const ManyJob& job, int row) {
     for (int first = 0; first < job.inputs; first += job.span) {
         const int quads = (job.inputs - first < job.span ? job.inputs - first : job.span) / 4;
         Ints sums[piece][strip_panels];
-        total = in_memory(total);
         span_sums(sums, job.strip.values + int64_t(first) / 4 * 64 * strip_panels, values, minus128, quads);
         const Floats scale[2] = {load_floats(weight_scales), load_floats(weight_scales + 16)};
 #pragma GCC unroll 12
         for (int r = 0; r < piece; ++r) {
             const Floats of_row = splat_floats(scales[r]);
-            float* to = total + 32 * r;
-            store_floats(to, fma(to_floats(sums[r][0]), scale[0] * of_row, load_floats(to)));
-            store_floats(to + 16, fma(to_floats(sums[r][1]), scale[1] * of_row, load_floats(to + 16)));
+            total[r][0] = fma(to_floats(sums[r][0]), scale[0] * of_row, total[r][0]);
+            total[r][1] = fma(to_floats(sums[r][1]), scale[1] * of_row, total[r][1]);
         }
         values += quads * tile_rows_max;
         scales += tile_rows_max;
         minus128 += tile_rows_max;
         weight_scales += 16 * strip_panels;
     }
-    put_strip(total, job, row, job.rows - row < piece ? job.rows - row : piece);
+    alignas(64) float memory[piece * strip_panels * 16];
+    for (int r = 0; r < piece; ++r) {
+        store_floats(memory + 32 * r, total[r][0]);
+        store_floats(memory + 32 * r + 16, total[r][1]);
+    }
+    put_strip(memory, job, row, job.rows - row < piece ? job.rows - row : piece);
 }
 
 void many_tile(const ManyJob& job) {

@@ -1,16 +1,10 @@
-// Where sums are kept between chunks, and where they go: a panel's outputs of one row.
+// Where sums go: a panel's outputs of one row.
 #pragma once
 
 #include "kernels/linear_layout.h"
 #include "kernels/linear_vectors.h"
 
 namespace kveik::KVEIK_ISA {
-
-// The same place, but the compiler no longer knows that what it holds could stay in registers, of which none is left.
-inline float* in_memory(float* place) {
-    asm("" : "+r"(place) : : "memory");
-    return place;
-}
 
 // out[0..count) (+)= sums + bias.
 inline void put(Floats sums, const float* bias, float* out, int count, bool add) {
