@@ -1,9 +1,11 @@
-"""kveik cache: what the cache does, and would do."""
+"""kveik cache: what the cache does, would do, and keeps on a disk."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -15,8 +17,12 @@ from rich.table import Table
 
 from kveik.cli.command import WIDTH, Command
 from kveik.cli.say import say
+from kveik.clock import SystemClock
 from kveik.engine.replaying import ReplayFigures, ReplaySetting, read_trace
 from kveik.engine.replaying import replay as replay_once
+from kveik.errors import Unreachable
+from kveik.tiers.disk import DiskStore, store_at
+from kveik.tiers.store import verify as verify_store
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH)
 
@@ -38,10 +44,11 @@ class BelowName(StrEnum):
 
 @app.callback()
 def cache() -> None:
-    """See what the cache does with a trace of requests.
+    """See what the cache does with a trace of requests, and what it keeps on a disk.
 
     \b
     kveik cache replay conversation.jsonl --blocks 10000
+    kveik cache verify ~/kv
     """
 
 
@@ -90,6 +97,55 @@ def replay(
             typer.echo(json.dumps(asdict(one)))
     else:
         Console().print(_table(figures, setting))
+
+
+PathOfStore = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a stopped server's --kv-disk.")]
+
+
+@app.command(name="ls", cls=Command, context_settings=WIDTH)
+def list_(path: PathOfStore) -> None:
+    """Tell what a --kv-disk folder holds, by layer group. Its server must be stopped."""
+    with _store(path) as store:
+        groups: dict[int, list[int]] = {}
+        for key, size in store.contents():
+            groups.setdefault(key.group, []).append(size)
+        for group, sizes in sorted(groups.items()):
+            typer.echo(f"layer group {group}: {len(sizes):,} records, {sum(sizes):,} bytes")
+        typer.echo(f"{store.records:,} records, {store.bytes_used:,} bytes on the disk")
+
+
+@app.command(cls=Command, context_settings=WIDTH)
+def verify(
+    path: PathOfStore,
+    forget: Annotated[bool, typer.Option("--forget", help="Remove records that would not be used.")] = False,
+) -> None:
+    """Read and check every record of a --kv-disk folder; ends with code 1 where one would not be used."""
+    with _store(path) as store:
+        report = verify_store(store, forget=forget)
+    reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
+    typer.echo(f"{report.sound:,} of {report.records:,} records are sound{reasons}; {report.bytes:,} bytes read")
+    if report.misses:
+        raise typer.Exit(1)
+
+
+@app.command(cls=Command, context_settings=WIDTH)
+def clear(path: PathOfStore) -> None:
+    """Remove every record of a --kv-disk folder. Its server must be stopped; a running one has POST /cache/reset."""
+    with _store(path) as store:
+        count = store.records
+        store.clear()
+        if store.trouble:
+            raise Unreachable(f"The folder cannot be cleared: {store.trouble}.")
+    typer.echo(f"{count:,} records removed")
+
+
+@contextlib.contextmanager
+def _store(path: Path) -> Iterator[DiskStore]:
+    store = store_at(path.expanduser(), SystemClock())
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def _table(figures: list[ReplayFigures], setting: ReplaySetting) -> Table:

@@ -12,7 +12,9 @@ from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SERVER, Settings, takes
 from kveik.cli.say import say
 from kveik.config import ModelConfig, ServerConfig
+from kveik.engine.accounts import cache_stats, reset_cache
 from kveik.engine.build import LoadedEngine, open_engine
+from kveik.engine.engine import Engine
 from kveik.engine.eviction import learnt_path, load_learnt, save_learnt
 from kveik.engine.loop import EngineLoop
 from kveik.model.catalogue import home_folder, is_hub_id
@@ -59,7 +61,8 @@ def serve(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     try:
-        app = create_app(_state(loaded, loop, server, names, secret))
+        state = _state(loaded, loop, server, names, secret, tenants.of_key(server.api_key[0]) if server.api_key else None)
+        app = create_app(state)
         serve_app(app, server, lambda url: say(f"{names[0]} is served at {url} (API at {url}/v1). Ctrl-C stops."))
     finally:
         loop.stop()
@@ -72,7 +75,14 @@ def own_name(model: str) -> str:
     return model if is_hub_id(model) and not Path(model).exists() else Path(model).name.removesuffix(".gguf")
 
 
-def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: tuple[str, ...], secret: bytes) -> ServerState:
+def _state(
+    loaded: LoadedEngine,
+    loop: EngineLoop,
+    server: ServerConfig,
+    names: tuple[str, ...],
+    secret: bytes,
+    operator: bytes | None,
+) -> ServerState:
     return ServerState(
         door=loop,
         tokenizer=loaded.tokenizer,
@@ -86,8 +96,16 @@ def _state(loaded: LoadedEngine, loop: EngineLoop, server: ServerConfig, names: 
         facts={"type of the arithmetic": loaded.dtype_name, "type of keys and values": loaded.kv_dtype_name},
         fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",
         alive=lambda: loop.alive,
+        cache_stats=lambda: loop.ask(cache_stats),
+        cache_reset=lambda: loop.ask(_reset),
+        operator=operator,
         refused=lambda error: loaded.bus.publish(RequestRefused.because_of(error)),
     )
+
+
+def _reset(engine: Engine) -> Mapping[str, object]:
+    reset_cache(engine)
+    return cache_stats(engine)
 
 
 def _counts(scheduler: Scheduler) -> Mapping[str, int | float]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kveik import __version__
-from kveik.errors import BadValue, Broken, ModelNotFound, Overloaded
+from kveik.errors import BadValue, Broken, ModelNotFound, NotAuthorized, Overloaded
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.server.body import read_body
 from kveik.server.envelope import error_response, json_response
@@ -154,6 +154,21 @@ async def status(request: Request) -> Response:
     state = _state(request)
     answer = {"draining": state.traffic.draining, "facts": dict(state.facts), "counts": dict(state.counts())}
     return json_response(answer)
+
+
+@router.get("/cache/stats", tags=["operation"], responses=errors(401, 503))
+async def cache_stats(request: Request) -> Response:
+    """What pool and tiers hold, and what was loaded, spilled and missed."""
+    return json_response(dict(await _state(request).cache_stats()))
+
+
+@router.post("/cache/reset", tags=["operation"], responses=errors(401, 503))
+async def cache_reset(request: Request) -> Response:
+    """Forget everything that no running request holds, in the pool and in the tiers that are this server's alone."""
+    state = _state(request)
+    if state.operator is not None and request.state.tenant != state.operator:
+        raise NotAuthorized("Only the first --api-key may reset the cache, which is everybody's.")
+    return json_response(dict(await state.cache_reset()))
 
 
 @router.get("/", tags=["operation"], response_class=HTMLResponse)

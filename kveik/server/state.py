@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,6 +21,10 @@ from kveik.text.chat import ChatTemplate
 from kveik.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
+
+
+async def _nothing() -> Mapping[str, object]:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,15 @@ class ServerState:
 
     refused: Callable[[Refused], None] = lambda error: None
     """Told of every refusal, with its reason; for the engine's metrics."""
+
+    cache_stats: Callable[[], Awaitable[Mapping[str, object]]] = _nothing
+    """What the cache holds and has done."""
+
+    cache_reset: Callable[[], Awaitable[Mapping[str, object]]] = _nothing
+    """Forget what nobody holds; what is left then."""
+
+    operator: bytes | None = None
+    """The tenant that may reset the cache; None: everybody."""
 
     now: Callable[[], float] = time.time
     """Seconds since the epoch, for `created`."""

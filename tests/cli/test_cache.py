@@ -1,4 +1,4 @@
-"""The replay as a user runs it: a table, or one object per seed."""
+"""The commands as a user runs them: a replay as a table or one object per seed, and what is in a disk's folder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from kveik.cli.main import run
+from kveik.clock import SystemClock
+from kveik.tiers.disk import DiskStore
+from kveik.tiers.record import Encoding, RecordFormat, RecordKey
 
 TRACE = str(Path(__file__).parents[1] / "traces" / "synthetic_700.jsonl.gz")
 
@@ -35,3 +38,40 @@ def test_hazard_is_run_with_several_seeds(capsys: pytest.CaptureFixture[str]) ->
 def test_what_cannot_be_replayed_is_told(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert run(["cache", "replay", *arguments]) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def a_store(folder: Path) -> DiskStore:
+    form = RecordFormat(b"f" * 32, 0, 16, Encoding.RAW, 100)
+    store = DiskStore(folder, [form], 1 << 24, SystemClock())
+    for number in range(5):
+        key = RecordKey(0, bytes([number]) * 32)
+        record = bytearray(form.record_bytes)
+        form.seal(memoryview(record), key.block)
+        assert store.put_many([(key, memoryview(record))]) == [None]
+    return store
+
+
+def test_a_disks_folder_is_listed_verified_and_cleared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a_store(tmp_path).close()
+    assert run(["cache", "ls", str(tmp_path)]) == 0
+    assert "layer group 0: 5 records" in capsys.readouterr().out
+    assert run(["cache", "verify", str(tmp_path)]) == 0
+    assert "5 of 5 records are sound" in capsys.readouterr().out
+    slots = tmp_path / "records-0"
+    content = bytearray(slots.read_bytes())
+    content[200] ^= 1
+    slots.write_bytes(content)
+    assert run(["cache", "verify", str(tmp_path), "--forget"]) == 1
+    assert "4 of 5 records are sound, 1 damaged" in capsys.readouterr().out
+    assert run(["cache", "clear", str(tmp_path)]) == 0
+    assert "4 records removed" in capsys.readouterr().out
+    assert run(["cache", "ls", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("0 records")
+
+
+def test_a_folder_in_use_or_without_a_store_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = a_store(tmp_path / "used")
+    for folder in ("used", "nothing"):
+        assert run(["cache", "clear", str(tmp_path / folder)]) != 0
+        assert "folder" in capsys.readouterr().err
+    store.close()

@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kveik.cache.cost import PrefillCost
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
+from kveik.engine.accounts import reset_cache
 from kveik.engine.llm import LLM
 from kveik.engine.transfers import Transfers
 from kveik.errors import BadValue, Unreachable
+from kveik.observe.events import RequestAdmitted
 from kveik.request.request import SamplingParams
 from kveik.tiers.record import Miss, RecordKey
 from kveik.tiers.store import Direct, Use
@@ -131,6 +134,40 @@ def test_what_is_worth_keeping_is_found_after_a_restart(model: str, tmp_path: Pa
     assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
     assert [cached for _, cached in again] == [KEPT] * CONVERSATIONS
     second.close()
+
+
+def metric(llm: LLM, name: str, label: str) -> float:
+    families = text_string_to_metric_families(llm.loaded.metrics.exposition().decode())
+    samples = [sample for family in families for sample in family.samples]
+    return sum(one.value for one in samples if one.name == f"kveik:{name}" and label in one.labels.values())
+
+
+def test_every_prompt_token_is_counted_once_by_where_it_came_from(model: str, tmp_path: Path) -> None:
+    llm = opened(model, kv_ram_bytes=1 << 20, kv_ram_encoding="raw", kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    admitted: list[RequestAdmitted] = []
+    llm.loaded.bus.subscribe(lambda event: admitted.append(event) if isinstance(event, RequestAdmitted) else None)
+    fresh = answers(llm, prompts())
+    again = answers(llm, turns_after(fresh))
+    loaded = {name: sum(one.loaded_tokens.get(name, 0) for one in admitted) for name in ("ram", "disk")}
+    assert min(loaded.values()) > 0
+    source = {name: metric(llm, "prompt_tokens_by_source_total", name) for name in ("computed", "cached", "ram", "disk")}
+    assert {"ram": source["ram"], "disk": source["disk"]} == loaded
+    assert source["cached"] + source["ram"] + source["disk"] == sum(cached for _, cached in again)
+    assert sum(source.values()) == sum(map(len, prompts())) + sum(map(len, turns_after(fresh)))
+    assert metric(llm, "kv_load_decisions_total", "load") >= sum(bool(one.loaded_tokens) for one in admitted)
+    assert metric(llm, "kv_tier_bytes", "disk") <= metric(llm, "kv_tier_capacity_bytes", "disk") == 1 << 26
+    assert metric(llm, "kv_tier_loads_total", "disk") == read(llm, "disk")
+    llm.close()
+
+
+def test_a_reset_forgets_what_is_below_as_well(model: str, tmp_path: Path) -> None:
+    llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    fresh = answers(llm, prompts())
+    assert transfers(llm).parts.stores[0].records > 0
+    reset_cache(llm.loaded.engine)
+    again = answers(llm, turns_after(fresh)[:2])
+    assert [cached for _, cached in again] == [0, 0]
+    llm.close()
 
 
 def test_another_model_finds_nothing_in_the_folder(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kveik
 from kveik.observe.metrics import CONTENT_TYPE
+from kveik.server.auth import Tenants
 from tests.server.fakes import Running, running
 
 
@@ -186,3 +187,27 @@ def test_the_page_escapes_the_models_name() -> None:
         assert "&lt;script&gt;" in page
         assert "Authorization: Bearer $KEY" in page
         assert "/v1/completions" in page
+
+
+def test_the_cache_tells_what_it_holds_and_forgets_on_demand() -> None:
+    async def stats() -> dict[str, object]:
+        return {"tiers": [{"name": "ram"}]}
+
+    async def reset() -> dict[str, object]:
+        return {"tiers": []}
+
+    with running(cache_stats=stats, cache_reset=reset) as server:
+        assert httpx.get(f"{server.url}/cache/stats").json() == {"tiers": [{"name": "ram"}]}
+        assert httpx.post(f"{server.url}/cache/reset").json() == {"tiers": []}
+        assert httpx.get(f"{server.url}/cache/reset").status_code == 405
+
+
+def test_only_the_first_key_may_empty_everybodys_cache() -> None:
+    keys = ("first", "second")
+    operator = Tenants(keys, b"s" * 32).of_key("first")
+    with running(api_key=keys, operator=operator) as server:
+        for key, status in (("first", 200), ("second", 401)):
+            headers = {"authorization": f"Bearer {key}"}
+            assert httpx.post(f"{server.url}/cache/reset", headers=headers).status_code == status
+            assert httpx.get(f"{server.url}/cache/stats", headers=headers).status_code == 200
+        assert httpx.get(f"{server.url}/cache/stats").status_code == 401
