@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kveik.cache.cost import Costs
 from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Spill, Transfer
+from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer
 from kveik.clock import Clock
 from kveik.schedule.plan import StepPlan
 from kveik.schedule.scheduler import Scheduler
@@ -83,6 +83,7 @@ class Transfers:
         self._scheduler = scheduler
         self._memory = memory
         self._clock = clock
+        self._groups = len(scheduler.ledger.usage)
         self._names = [store.name for store in parts.stores]
         self._fetches: dict[int, Mapping[tuple[str, RecordKey], int]] = {}
         """Job -> its fetches' numbers, until the answers have come."""
@@ -159,6 +160,9 @@ class Transfers:
                 self._load(one)
             case Cancel(job):
                 mover.cancel(job)
+            case Probe(job, tier, keys, deadline):
+                asked = [RecordKey(group, key) for key in keys for group in range(self._groups)]
+                mover.probe(self._names[tier], asked, job, deadline)
 
     def _spill(self, order: Spill) -> None:
         key, directory, target = RecordKey(order.group, order.key), self.parts.directory, self._names[order.target]
@@ -197,7 +201,10 @@ class Transfers:
                 case Loaded():
                     self._loaded(one)
                 case Probed():
-                    pass
+                    there = [key for key, found in zip(one.keys, one.found, strict=True) if found]
+                    tier = self._names.index(one.tier)
+                    self.parts.directory.adopt(tier, [(key.block, key.group) for key in there], now)
+                    self._scheduler.below.answered(one.job)
         for name in self._names:
             for sample in self.parts.mover.samples(name):
                 if not sample.writing:

@@ -1,6 +1,7 @@
 """What waiting sequences load from below the pool, and how long they wait for it.
 
-    waiting ──begin──> parked, its records arrive ──all there, a gap, or its patience ends──> over ──> in line again
+    waiting ──ask──> parked until a tier that others share has told what it has, or that has taken too long
+            ──begin──> parked, its records arrive ──all there, a gap, or its patience ends──> over ──> in line again
                            ↑ others with the same beginning wait with it                               finds them in the pool
 
 Nobody waits longer for a load than computing would have taken, and nobody loads twice for one admission. What was loaded is
@@ -13,11 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kveik.cache.cost import Costs, Split, best_split
-from kveik.cache.directory.orders import Cancel, Fetch, Load
+from kveik.cache.directory.orders import Cancel, Fetch, Load, Probe
 from kveik.cache.ledger import CacheLedger
 from kveik.cache.loading import Loading
 from kveik.cache.match import PrefixMatch
 from kveik.request.sequence import Sequence
+
+PROBE_SHARE = 0.1
+"""Of the time that computing what is not known to be anywhere takes, how much may be spent on asking for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,19 @@ class Decision:
     """Known if all that lies below were loaded, those in the pool included."""
 
     split: Split
+
+
+@dataclass(slots=True, eq=False)
+class Asking:
+    """A sequence that waits for what a tier may know."""
+
+    sequence_id: int
+    deadline: float
+
+    @property
+    def claim(self) -> bytes:
+        """What the sequence is parked on."""
+        return b"ask %d" % self.sequence_id
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +86,10 @@ class BelowPool:
         self._ledger = ledger
         self._jobs: dict[int, Job] = {}
         self._count = 0
+        self._asking: dict[int, Asking] = {}
+        self._asked: set[int] = set()
+        """Waiting sequences for which it was asked what lies where others write."""
+
         self._tried: set[int] = set()
         """Waiting sequences that have loaded, or have found that it does not pay."""
 
@@ -80,16 +101,19 @@ class BelowPool:
 
     @property
     def loading(self) -> int:
-        """Loads that somebody waits for."""
-        return sum(not job.over for job in self._jobs.values())
+        """Loads, and answers, that somebody waits for."""
+        return len(self._asking) + sum(not job.over for job in self._jobs.values())
 
     @property
     def deadline(self) -> float | None:
         """When the next one is not waited for any more, on the engine's clock."""
-        return min((job.deadline for job in self._jobs.values() if not job.over), default=None)
+        asking = [one.deadline for one in self._asking.values()]
+        return min([*asking, *(job.deadline for job in self._jobs.values() if not job.over)], default=None)
 
     def claimed(self, claim: bytes) -> bool:
-        """Whether a load is still waited for."""
+        """Whether a load or an answer is still waited for."""
+        if any(one.claim == claim for one in self._asking.values()):
+            return True
         return any(job.claim == claim for job in self._jobs.values() if not job.over)
 
     def due(self, now: float) -> list[int]:
@@ -118,6 +142,8 @@ class BelowPool:
         """Load what lies below and pays, if the sequence could be admitted now: the claim to wait for."""
         if self.costs is None or sequence.id in self._tried or not self._ledger.can_admit(sequence.id, match):
             return None
+        if (claim := self._ask(sequence, match, limit, now)) is not None:
+            return claim
         self._tried.add(sequence.id)
         loads = self._ledger.loads
         below = loads.find(sequence.id, match, limit)
@@ -136,8 +162,32 @@ class BelowPool:
         self._ledger.evictor.transfer(Load(job.number, loading.fetches, loading.targets, job.deadline))
         return job.claim
 
+    def _ask(self, sequence: Sequence, match: PrefixMatch | None, limit: int, now: float) -> bytes | None:
+        """Once, what others have written of that which is not known to be anywhere."""
+        directory = self._ledger.evictor.below
+        assert directory is not None
+        assert self.costs is not None
+        if not directory.shared or sequence.id in self._asked:
+            return None
+        self._asked.add(sequence.id)
+        keys = self._ledger.loads.keys(sequence.id, limit)[match.full if match else 0 :]
+        unknown = directory.unknown([key for key in keys if not any(tier.stored(key) for tier in directory.tiers)])
+        asked = {tier: missing for tier, missing in unknown if missing}
+        if not asked:
+            return None
+        missing = max(len(one) for one in asked.values()) * self._ledger.block_size
+        patience = PROBE_SHARE * self.costs.prefill.seconds(missing, sequence.length - missing)
+        asking = Asking(sequence.id, now + patience)
+        for tier, some in asked.items():
+            self._count += 1
+            self._asking[self._count] = asking
+            self._ledger.evictor.transfer(Probe(self._count, tier, tuple(some), asking.deadline))
+        return asking.claim
+
     def expire(self, now: float) -> None:
         """Who has waited for as long as computing would have taken waits no longer."""
+        for number in [number for number, one in self._asking.items() if one.deadline <= now]:
+            del self._asking[number]
         for number in self.due(now):
             job = self._jobs[number]
             self._note_late(job, now)
@@ -160,6 +210,7 @@ class BelowPool:
     def admitted(self, sequence_id: int, match: PrefixMatch | None) -> dict[str, int]:
         """The sequence runs: how many tokens of its match were loaded for it, by the tier's name."""
         self._tried.discard(sequence_id)
+        self._asked.discard(sequence_id)
         self._joined.discard(sequence_id)
         landed, directory = self._landed.pop(sequence_id, None), self._ledger.evictor.below
         counts: dict[str, int] = {}
@@ -173,6 +224,8 @@ class BelowPool:
     def dropped(self, sequence_id: int) -> None:
         """The sequence has ended."""
         self.admitted(sequence_id, None)
+        for number in [number for number, one in self._asking.items() if one.sequence_id == sequence_id]:
+            del self._asking[number]
         for job in [one for one in self._jobs.values() if one.sequence_id == sequence_id]:
             self._close(job)
 
@@ -196,6 +249,10 @@ class BelowPool:
         if not job.useful:
             self._call_off(job)
         return True
+
+    def answered(self, number: int) -> None:
+        """A tier has said what it has, and the directory knows it."""
+        self._asking.pop(number, None)
 
     def _call_off(self, job: Job) -> None:
         """It is over; what still waits is not written any more."""
@@ -233,4 +290,7 @@ class BelowPool:
         loading = {job.sequence_id for job in self._jobs.values()}
         assert len(loading) == len(self._jobs), "a sequence loads twice"
         assert loading == self._ledger.loads.active.keys(), "ledger and scheduler know of different loads"
-        assert loading | self._tried | self._joined | self._landed.keys() <= waiting, "somebody loads who does not wait"
+        assert {one.sequence_id for one in self._asking.values()} <= self._asked, "a tier is asked for somebody unknown"
+        assert loading | self._asked | self._tried | self._joined | self._landed.keys() <= waiting, (
+            "somebody loads who does not wait"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -11,16 +12,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kveik.cache.cost import PrefillCost
-from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
+from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig, StreamConfig
 from kveik.engine.accounts import reset_cache
 from kveik.engine.llm import LLM
+from kveik.engine.loop import EngineLoop
 from kveik.engine.transfers import Transfers
 from kveik.errors import BadValue, Unreachable
 from kveik.observe.events import RequestAdmitted
-from kveik.request.request import SamplingParams
+from kveik.request.request import Request, SamplingParams
+from kveik.schedule.plan import StepPlan
 from kveik.tiers.record import Miss, RecordKey
 from kveik.tiers.store import Direct, Use
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
+from tests.tiers.redis_server import running
 
 CONTEXT, BLOCKS = 512, 40
 LENGTH, CONVERSATIONS = 330, 5
@@ -188,6 +192,32 @@ def test_int8_records_are_found_as_well(model: str) -> None:
     llm.close()
 
 
+def test_what_one_engine_computed_another_loads_from_the_server_that_they_share(model: str) -> None:
+    with running() as server:
+        first = opened(model, kv_remote=server.url, kv_write_policy="write-through")
+        fresh = answers(first, prompts())
+        second = opened(model, kv_remote=server.url)
+        again = answers(second, turns_after(fresh))
+        assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
+        assert [cached for _, cached in again] == [KEPT] * CONVERSATIONS
+        assert metric(second, "prompt_tokens_by_source_total", "remote") == KEPT * CONVERSATIONS
+        first.close()
+        second.close()
+
+
+def test_a_server_that_is_frozen_or_dead_fails_nobody(model: str) -> None:
+    with running() as server:
+        llm = opened(model, seconds=1e-4, kv_remote=server.url, kv_write_policy="write-through")
+        fresh = answers(llm, prompts())
+        with server.frozen():
+            again = [llm.generate([prompt], GREEDY)[0].tokens for prompt in turns_after(fresh)]
+        server.kill()
+        once_more = [llm.generate([prompt], GREEDY)[0].tokens for prompt in turns_after(fresh)]
+        server.start()
+        assert again == once_more == plainly(model, turns_after(fresh))
+        llm.close()
+
+
 def test_a_disk_that_does_not_answer_delays_nobody_beyond_recomputing(model: str, tmp_path: Path) -> None:
     llm = opened(model, seconds=1e-4, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
     fresh = answers(llm, prompts())
@@ -205,6 +235,44 @@ def test_a_disk_that_does_not_answer_delays_nobody_beyond_recomputing(model: str
     assert read(llm, "disk") == 0
     assert [one.tokens for one in again] == plainly(model, turns_after(fresh))
     released.set()
+    llm.close()
+
+
+def test_a_server_that_only_loads_sleeps_until_the_tier_wakes_it(model: str, tmp_path: Path) -> None:
+    llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    fresh = answers(llm, prompts())
+    engine, released, plans = llm.loaded.engine, threading.Event(), [0]
+    disk, plan = transfers(llm).parts.stores[0], engine.scheduler.plan
+    get_many = disk.get_many
+
+    def stuck(keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
+        released.wait()
+        return get_many(keys, use, deadline, direct)
+
+    def counted(now: float) -> StepPlan:
+        plans[0] += 1
+        return plan(now)
+
+    disk.get_many = stuck  # type: ignore[method-assign]  # a disk that takes its time
+    engine.scheduler.plan = counted  # type: ignore[method-assign]  # watched from outside
+    loop = EngineLoop(engine, llm.loaded.tokenizer, StreamConfig(), max_waiting=8)
+    loop.start()
+
+    async def ask() -> int:
+        stream = loop.submit(Request(id="r", prompt=tuple(turns_after(fresh)[0]), sampling=GREEDY))
+        while not await loop.ask(lambda engine: engine.scheduler.below.loading):
+            await asyncio.sleep(0.01)
+        before = plans[0]
+        await asyncio.sleep(0.2)
+        # Whoever asks the loop wakes it too; a loop that spins makes thousands.
+        assert plans[0] < before + 10
+        released.set()
+        async for _ in stream.deltas():
+            pass
+        return stream.cached_tokens
+
+    assert asyncio.run(ask()) == KEPT
+    loop.stop()
     llm.close()
 
 

@@ -37,6 +37,7 @@ def test_with_tiers_that_are_slow_fail_and_forget_all_laws_hold_and_every_answer
     tiers = [run.tiers for run in runs if run.tiers is not None]
     assert sum(one.landed for one in tiers) > 0
     assert sum(one.cancelled for one in tiers) > 0
+    assert sum(one.found for one in tiers) > 0
     assert sum(sum(one.loaded_tokens.values()) for run in runs for one in run.everybody) > 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Spill, Transfer
+from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer
 from kveik.cache.directory.tier import TierRecords, TierSpec
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.layout import LayerGroup
@@ -33,13 +33,14 @@ class Coming:
 
 def draw_directory(chance: random.Random, groups: list[LayerGroup], block_size: int) -> Directory:
     tiers = []
-    for name in ("ram", "disk")[: chance.choice((1, 2))]:
+    for name in chance.choice((("ram",), ("ram", "disk"), ("ram", "remote"), ("remote",))):
         spec = TierSpec(
             name=name,
             capacity_bytes=chance.choice((3, 10, 60, 400)),
             record_bytes=tuple(chance.choice((1, 1, 2)) for _ in groups),
             writes=chance.choice(("filtered", "write-through", "second-touch")),
             factor=chance.choice((None, 1.0)),
+            ours=name != "remote",
         )
         tiers.append(TierRecords(spec, LruPolicy()))
     return Directory(groups, block_size, tiers)
@@ -53,15 +54,19 @@ class SimulatedTiers:
         self.records: list[dict[tuple[bytes, int], Content]] = [{} for _ in directory.tiers]
         self.spilled: list[tuple[float, int, bytes, int, bool]] = []
         self.coming: list[Coming] = []
+        self.asked: list[tuple[float, Probe]] = []
         self.slowest = chance.choice((0, 1, 4, 30))
         self.failing = chance.choice((0.0, 0.0, 0.1))
-        self.loads = self.landed = self.cancelled = 0
+        self.loads = self.landed = self.cancelled = self.found = 0
 
     def deliver(self, now: float) -> None:
         """What has ended by now is told."""
         ended, self.spilled = [one for one in self.spilled if one[0] <= now], [one for one in self.spilled if one[0] > now]
         for _, tier, key, group, stored in ended:
             (self.directory.stored if stored else self.directory.failed)(tier, key, group)
+        for due, probe in [one for one in self.asked if one[0] <= now]:
+            self.asked.remove((due, probe))
+            self._answer(probe, now)
         for one in [one for one in self.coming if one.due <= now]:
             self.coming.remove(one)
             self._arrive(one)
@@ -70,6 +75,13 @@ class SimulatedTiers:
             for one in [one for one in self.coming if one.job == number and self.chance.random() < 0.5]:
                 self.coming.remove(one)
                 self._arrive(one)
+
+    def _answer(self, probe: Probe, now: float) -> None:
+        groups = range(len(self.executor.groups))
+        found = [(key, group) for key in probe.keys for group in groups if (key, group) in self.records[probe.tier]]
+        self.found += len(found)
+        self.directory.adopt(probe.tier, found, now)
+        self.below.answered(probe.job)
 
     def _arrive(self, one: Coming) -> None:
         record = (one.fetch.key, one.fetch.group)
@@ -93,6 +105,8 @@ class SimulatedTiers:
                     self.records[tier].clear()
                 case Load():
                     self._load(one, now)
+                case Probe():
+                    self.asked.append((now + self.chance.randrange(self.slowest + 1), one))
                 case Cancel(job):
                     self.cancelled += 1
                     self.coming = [other for other in self.coming if other.job != job]

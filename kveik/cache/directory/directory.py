@@ -37,6 +37,11 @@ class Directory:
         """What lies below behind the pool's hit (its tokens, and whole blocks among them): O(tiers · new blocks)."""
         return find_below(self._groups, self.tiers, keys, hit, self._block_size, in_pool)
 
+    @property
+    def shared(self) -> bool:
+        """Whether there is a tier in which others write too."""
+        return any(not tier.spec.ours for tier in self.tiers)
+
     def unknown(self, keys: Iterable[Key]) -> list[tuple[int, list[Key]]]:
         """Per tier in which others write too, those keys of which nothing is known to be there: worth asking for."""
         return [

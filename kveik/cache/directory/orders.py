@@ -78,5 +78,15 @@ class Cancel:
     job: int
 
 
-Transfer = Order | Load | Cancel
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a tier in which others write too what it has of these, of all groups."""
+
+    job: int
+    tier: int
+    keys: tuple[Key, ...]
+    deadline: float
+
+
+Transfer = Order | Load | Cancel | Probe
 """All that is done below the pool, in order: a load may write into a block that a spill before it has read."""
