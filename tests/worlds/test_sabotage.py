@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from kveik.cache.directory.orders import Cancel
+from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks
 from kveik.cache.keys import KeySpace
 from kveik.cache.ledger import CacheLedger
+from kveik.cache.loading import Loader
 from kveik.cache.pool import BlockPool
+from kveik.schedule.below import BelowPool
 from kveik.schedule.scheduler import Scheduler
 from tests.worlds.memory import MemoryExecutor
+from tests.worlds.tiers import SimulatedTiers
 from tests.worlds.world import Run, World
 
 WORLDS = 120
@@ -154,3 +159,55 @@ def test_a_fault_is_seen(fault: Callable[[pytest.MonkeyPatch], None], monkeypatc
     with pytest.raises((AssertionError, KeyError, IndexError)):
         for seed in range(WORLDS):
             Run(World.from_seed(seed)).run()
+
+
+def late_write(patch: pytest.MonkeyPatch) -> None:
+    """A load that was called off writes all the same."""
+    carry_out = SimulatedTiers.carry_out
+
+    def carry_out_but_cancel(self: SimulatedTiers, transfers: Any, now: float) -> None:
+        carry_out(self, [one for one in transfers if not isinstance(one, Cancel)], now)
+
+    patch.setattr(SimulatedTiers, "carry_out", carry_out_but_cancel)
+
+
+def spilled_too_late(patch: pytest.MonkeyPatch) -> None:
+    """What was given up is copied a step later, when something else stands there."""
+    take, kept = Evictor.take_transfers, []
+
+    def take_later(self: Evictor) -> list[Any]:
+        kept.append(take(self))
+        return kept[-2] if len(kept) > 1 else []
+
+    patch.setattr(Evictor, "take_transfers", take_later)
+
+
+def believed_before_it_came(patch: pytest.MonkeyPatch) -> None:
+    """Whatever became of a record, its block counts as loaded."""
+    arrived = BelowPool.arrived
+    patch.setattr(
+        BelowPool, "arrived", lambda self, number, fetch, *, found, sound=True: arrived(self, number, fetch, found=True)
+    )
+
+
+def load_not_held(patch: pytest.MonkeyPatch) -> None:
+    """Blocks that are being loaded are free for others."""
+    begin = Loader.begin
+
+    def begin_and_let_go(self: Loader, *arguments: Any) -> Any:
+        loading = begin(self, *arguments)
+        for fetch, block in zip(loading.fetches, loading.targets, strict=True):
+            self._groups[fetch.group].pool.give_back(block)
+        return loading
+
+    patch.setattr(Loader, "begin", begin_and_let_go)
+
+
+@pytest.mark.parametrize(
+    "fault", [late_write, spilled_too_late, believed_before_it_came, load_not_held], ids=lambda fault: fault.__name__
+)
+def test_a_fault_below_is_seen(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        for seed in range(WORLDS):
+            Run(World.from_seed(seed, 20).with_tiers(seed)).run()
