@@ -84,6 +84,8 @@ static void linear_many(const PackedWeight& weight, const Activations& x, const 
 
 static void linear(const PackedWeight& weight, const Activations& x, const float* bias, float* out, int64_t stride, bool add,
                    Team& team) {
+    // A chunk that is not its prompt's last wants no rows behind the last attention.
+    if (x.rows == 0) return;
     (x.rows < rows_many ? linear_few : linear_many)(weight, x, bias, out, stride, add, team);
 }
 

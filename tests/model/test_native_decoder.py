@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -119,3 +120,14 @@ def test_a_sequence_that_goes_wrong_leaves_the_others_their_bits(files):
     found = world.step([(0, tokens), (1, tokens[8:])])
     assert torch.equal(found[0], right)
     assert not found[1].isfinite().any()
+
+
+def test_a_chunk_from_which_nothing_is_wanted_is_written_all_the_same(files):
+    decoder, tokens = native_decoder(files("llama", Kind.Q4_1)), prompt(50, 4)
+    world = PagedWorld(decoder, 1, 64, 8)
+    right = [world.step([(0, part)])[0] for part in (tokens[:29], tokens[29:])][1]
+    silent = PagedWorld(decoder, 1, 64, 8)
+    batch = replace(silent.batch([(0, tokens[:29])]), wanted=torch.empty(0, dtype=torch.int64))
+    assert decoder.forward(batch, silent.storage).shape == (0, decoder.spec.hidden)
+    silent.computed[0] = 29
+    assert torch.equal(silent.step([(0, tokens[29:])])[0], right)
