@@ -37,7 +37,7 @@ from kveik.engine.loop import EngineLoop
 from kveik.engine.record import Recorder
 from kveik.engine.stream import RequestStream
 from kveik.observe.bus import EventBus
-from kveik.observe.metrics import Metrics
+from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.request.request import Request, SamplingParams
 from kveik.sample.sampler import Choices
 from kveik.schedule.scheduler import Scheduler
@@ -128,7 +128,8 @@ class Bench:
         tokenizer: Any = NoTokenizer()
         executor = ModelExecutor(model, model, model, self.ledger.tables, groups, BLOCK)
         bus = EventBus()
-        facts: Any = None  # Only told to whoever scrapes; nobody does.
+        # Only told to whoever scrapes; nobody does.
+        facts = EngineFacts(1, "bfloat16", "none", "none", "bfloat16", BLOCK, 0)
         bus.subscribe(Metrics(facts).listen)
         self.engine = Engine(self.scheduler, executor, SystemClock(), Recorder(bus, self.scheduler), seed=0)
         self.loop = EngineLoop(self.engine, tokenizer, StreamConfig(), max_waiting=count)

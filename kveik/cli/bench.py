@@ -67,4 +67,4 @@ def _table(figures: Throughput) -> Table:
 
 
 def _conditions(figures: Throughput) -> str:
-    return f"{figures.dtype}, cache {figures.kv_cache_dtype}; ready after {figures.ready_seconds:.1f} s"
+    return f"{figures.arithmetic}, cache in {figures.kv_cache_dtype}; ready after {figures.ready_seconds:.1f} s"

@@ -42,8 +42,9 @@ enable-prefix-caching = true
 served-model-name = ["coder", "default"]
 ```
 
-Two environment variables are read, by the command line alone: `KVEIK_HOME`, the folder for what is fetched or made (default:
-`$XDG_CACHE_HOME/kveik`, else `~/.cache/kveik`), and those that pip reads, because pip fetches the catalogue's models.
+Environment variables are read by the command line alone: `KVEIK_HOME`, the folder for what is fetched or made (default:
+`$XDG_CACHE_HOME/kveik`, else `~/.cache/kveik`); `KVEIK_ISA`, the instruction set of the native kernels (portable, avx2, avx512,
+avx512_bf16; default: the best that the processor has); and those that pip reads, because pip fetches the catalogue's models.
 """
 
 _FOREIGN_HEAD = """

@@ -7,6 +7,7 @@ import typer
 from kveik.cli.command import single
 from kveik.cli.fetch import fetch_model
 from kveik.cli.options import ENGINE, Settings, takes
+from kveik.engine.expected import expected_weight_bytes
 from kveik.engine.planner import plan_model
 from kveik.model.weights import open_model
 
@@ -26,7 +27,8 @@ def plan(settings: Settings) -> None:
     the others are.
     """
     file = open_model(fetch_model(settings.engine.model.model))
-    for line in plan_model(settings.engine, file.spec).lines():
+    weights = expected_weight_bytes(settings.engine, file)
+    for line in plan_model(settings.engine, file.spec, weight_bytes=weights).lines():
         typer.echo(line)
 
 

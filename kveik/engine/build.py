@@ -21,6 +21,7 @@ from kveik.engine.below import BelowSetting, open_below
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
+from kveik.engine.expected import expected_weight_bytes, quantization_of
 from kveik.engine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
 from kveik.engine.machine import memory_available
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
@@ -31,7 +32,7 @@ from kveik.engine.workspace import measured_activation_bytes
 from kveik.errors import BadValue, ModelBroken, Unreachable
 from kveik.kernels import native
 from kveik.model.catalogue import find_model
-from kveik.model.decoder import Decoder, Quantization, load_decoder
+from kveik.model.decoder import Decoder, load_decoder
 from kveik.model.spec import ModelSpec
 from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
@@ -63,6 +64,9 @@ class LoadedEngine:
     metrics: Metrics
     fingerprint: bytes
     """SHA-256 over the weights."""
+
+    arithmetic: str
+    """How weights are multiplied: bfloat16, float32, w8a8 or w4a8."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -104,7 +108,8 @@ def open_engine(
     native.use_environment()
     available = memory_available(ROOT).bytes
     file = open_model(path)
-    first_plan = plan_model(config, file.spec, available_bytes=available)
+    weights = expected_weight_bytes(config, file)
+    first_plan = plan_model(config, file.spec, available_bytes=available, weight_bytes=weights)
     set_threads(first_plan.threads.threads)
     with ThreadPoolExecutor(1) as aside:
         # Hashing leaves the interpreter's lock to whoever reads the vocabulary meanwhile.
@@ -113,7 +118,7 @@ def open_engine(
     fingerprint = hashing.result()
     check_vocabulary(tokenizer, file.spec)
     public = PublicPrefixes(public_tokens(config.cache.public_prefix, tokenizer, template), config.cache.block_size)
-    decoder = load_decoder(file, first_plan.dtype, _quantization(config))
+    decoder = load_decoder(file, first_plan.dtype, quantization_of(config))
     huge = _on_huge_pages(decoder)
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():
@@ -133,12 +138,6 @@ def _on_huge_pages(decoder: Decoder) -> int:
     """Bytes that lie there once it is seen to it; native weights were put there as they were packed."""
     huge = bytes_on_huge_pages()
     return huge if huge > 0.8 * decoder.weight_bytes else collapse_onto_huge_pages()
-
-
-def _quantization(config: EngineConfig) -> Quantization:
-    """Who asks for float32 asks for its precision: auto then leaves the activations alone."""
-    asked = config.model.quantization
-    return "bf16" if asked == "auto" and config.model.dtype == "float32" else asked
 
 
 def set_threads(threads: int) -> None:
@@ -255,4 +254,4 @@ def _join(
     engine = Engine(scheduler, executor, clock, Recorder(bus, scheduler), seed=config.stream.seed, transfers=transfers)
     if below is not None:
         below.mover.start()
-    return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint)
+    return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint, decoder.arithmetic)

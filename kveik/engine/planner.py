@@ -72,7 +72,7 @@ def plan_model(
 
     Raises `DoesNotFit`, with the arithmetic and what would work, when one sequence of the full context has no room.
     """
-    dtype = _dtype(config.model.dtype, root)
+    dtype = dtype_of(config.model.dtype, root)
     kv_type = _kv_type(config.cache.kv_cache_dtype, dtype, spec)
     max_model_len = _context(config, spec)
     max_chunk = chunk_at_most(config.schedule)
@@ -106,7 +106,8 @@ def plan_model(
     return ModelPlan(spec, dtype, kv_type, max_model_len, max_chunk, threads, memory)
 
 
-def _dtype(asked: str, root: Path) -> torch.dtype:
+def dtype_of(asked: str, root: Path) -> torch.dtype:
+    """The arithmetic that --dtype means on this machine."""
     if asked == "auto":
         return torch.bfloat16 if bf16_support(root).native else torch.float32
     return DTYPES[asked]
@@ -146,9 +147,13 @@ def chunk_at_most(schedule: ScheduleConfig) -> int:
     return min(schedule.prefill_chunk_size, schedule.max_num_batched_tokens, cap)
 
 
-def estimated_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of all tensors in the target type; tied embeddings count twice where the projection keeps a packed copy."""
+def estimated_weight_bytes(spec: ModelSpec, dtype: torch.dtype | None) -> int:
+    """Bytes of all tensors in the target type, or None: how many values there are; tied embeddings count twice where the
+    projection keeps a packed copy.
+    """
     values = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    if dtype is None:
+        return values
     if spec.tied and dtype is torch.bfloat16:
         values += spec.vocab * spec.hidden
     return values * dtype.itemsize
@@ -173,7 +178,7 @@ def _check_weights(weight_bytes: int, available_bytes: int, utilization: float) 
     if weight_bytes > allowed:
         raise DoesNotFit(
             f"The weights need {weight_bytes} bytes; --gpu-memory-utilization {utilization:g} of the {available_bytes} bytes "
-            f"that can be had is {allowed}."
+            f"that can be had is {allowed}. Take a larger share, a smaller model, or fewer bits with --quantization."
         )
 
 

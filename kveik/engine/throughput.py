@@ -31,6 +31,9 @@ class Throughput:
     model: str
     dtype: str
     kv_cache_dtype: str
+    arithmetic: str
+    """How weights are multiplied."""
+
     ready_seconds: float
     """From the start of the process until the engine could take a request."""
 
@@ -60,6 +63,7 @@ def measure(config: EngineConfig, *, repeats: int, report: Callable[[str], None]
         model=config.model.model,
         dtype=llm.loaded.dtype_name,
         kv_cache_dtype=llm.loaded.kv_dtype_name,
+        arithmetic=llm.loaded.arithmetic,
         ready_seconds=round(ready, 2),
         **{name: round(value, 1) for name, value in figures.items()},
     )

@@ -57,6 +57,11 @@ class ModelFile(ABC):
         """A weight by canonical name as the file's own blocks, without a copy; None where the format has no blocks."""
         return None
 
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes of all tensors as the file's own blocks; None where the format has no blocks."""
+        return None
+
     @abstractmethod
     def rope_divisors(self) -> Tensor | None:
         """float32 [head_dim / 2] by which the full layers' rope frequencies are divided, where the file holds them."""
@@ -106,6 +111,10 @@ class GgufModel(ModelFile):
     def raw(self, name: str) -> RawTensor | None:
         rows = self._row_order(name)
         return raw_tensor(self.path, self.tensors[name], None if rows is None else rows.numpy())
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(tensor.size for tensor in self.tensors.values())
 
     def _row_order(self, name: str) -> Tensor | None:
         """Where each row of the file belongs, where it is not its own place.
