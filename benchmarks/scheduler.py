@@ -129,7 +129,15 @@ class Bench:
         executor = ModelExecutor(model, model, model, self.ledger.tables, groups, BLOCK)
         bus = EventBus()
         # Only told to whoever scrapes; nobody does.
-        facts = EngineFacts(1, "bfloat16", "none", "none", "bfloat16", BLOCK, 0)
+        facts = EngineFacts(
+            threads=1,
+            dtype="bfloat16",
+            arithmetic="none",
+            isa="none",
+            kv_cache_dtype="bfloat16",
+            block_size=BLOCK,
+            pool_bytes=0,
+        )
         bus.subscribe(Metrics(facts).listen)
         self.engine = Engine(self.scheduler, executor, SystemClock(), Recorder(bus, self.scheduler), seed=0)
         self.loop = EngineLoop(self.engine, tokenizer, StreamConfig(), max_waiting=count)
