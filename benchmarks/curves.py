@@ -63,8 +63,7 @@ def grid(axes: Axes, panel: Panel, x: str, y: str) -> list[str]:
         parts += [line(left, level, right, level), text(left - 6, level + 4, f"{tenth / 10:.1f}", anchor="end")]
     for value in sorted({point for curve in panel.curves for point, _ in curve.points}):
         place = axes.x(value)
-        shown = f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
-        parts += [line(place, TOP, place, floor), text(place, floor + 16, shown)]
+        parts += [line(place, TOP, place, floor), text(place, floor + 16, f"{value:,.0f}")]
     middle = (TOP + floor) / 2
     return [*parts, text((left + right) / 2, floor + 36, x), text(axes.offset + 16, middle, y, turned=True)]
 
