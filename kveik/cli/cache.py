@@ -44,7 +44,7 @@ class BelowName(StrEnum):
 
 @app.callback()
 def cache() -> None:
-    """See what the cache does with a trace of requests, and what it keeps on a disk.
+    """Replay a trace of requests, or look at what a disk keeps.
 
     \b
     kveik cache replay conversation.jsonl --blocks 10000

@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("kveik.cli.models", "List the models that can be had by name."),
     "pull": ("kveik.cli.pull", "Fetch a model and check it."),
     "plan": ("kveik.cli.plan", "Tell what fits: blocks, tokens, requests at once."),
-    "cache": ("kveik.cli.cache", "See what the cache does with a trace of requests, and what it keeps on a disk."),
+    "cache": ("kveik.cli.cache", "Replay a trace of requests, or look at what a disk keeps."),
     "bench": ("kveik.cli.bench", "Measure this machine with a model."),
     "evaluate": ("kveik.cli.evaluate", "Tell what a configuration costs in quality, against a baseline."),
 }

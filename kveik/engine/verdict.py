@@ -38,18 +38,19 @@ def quality_sentence(evaluation: Evaluation) -> str:
 def sampling_sentence(evaluation: Evaluation) -> str:
     """What to watch when tokens are drawn rather than chosen greedily.
 
-    By Pinsker's inequality two distributions at divergence KL lie at most sqrt(KL / 2) apart in total variation, which is the
-    share of draws that must come out differently even where both draw with the same luck; the root being concave, the mean
-    divergence bounds the mean share. Hence the steps: up to 0.002 nats at most 3 draws in 100, within twice of what computing
-    in bfloat16 does by itself (0.001 with SmolLM2-135M, against float32); up to 0.01, 7 in 100; at 0.1, 22 in 100, and seeds
-    or settings of the baseline promise nothing any more.
+    By Pinsker's inequality two distributions at divergence KL lie at most sqrt(KL / 2) apart in total variation, which is
+    how much probability lies elsewhere; the root being concave, the mean divergence bounds the mean. Draws with the same
+    seed differ more often than that: the same uniform number meets cumulative sums that are shifted everywhere. Hence the
+    steps: up to 0.002 nats 3 % lie elsewhere, within twice of what computing in bfloat16 does by itself (0.001 with
+    SmolLM2-135M, against float32); up to 0.01, 7 %; at 0.1, 22 %, and seeds or settings of the baseline promise nothing
+    any more.
 
     Which setting answers depends on how the distribution moved. Flatter or sharper on the whole is what another temperature
     does, so another temperature makes up for it. Where the tail has grown, a temperature low enough to shrink it would narrow
     the choice among likely tokens too; top_p cuts it off and leaves those alone.
     """
     kl = evaluation.divergence
-    measured = f"mean KL is {kl.mean:.2g} nats, so at most {100 * math.sqrt(kl.mean / 2):.1f} % of draws differ"
+    measured = f"mean KL is {kl.mean:.2g} nats, so at most {100 * math.sqrt(kl.mean / 2):.1f} % of probability lies elsewhere"
     if kl.mean < UNMOVED:
         rare = f"; but 1 position in 100 moved by {kl.p99:.2g} nats or more" if kl.p99 >= OUTLIER else ""
         return f"Sampling: nothing to watch; {measured}{rare}."

@@ -28,6 +28,9 @@ MARGIN = 1.5
 """Floats must be so many times as quick: one product shows nothing of what the native step saves around products, and a busy
 machine must not decide by chance."""
 
+HEAD_DIM_MOST = 1024
+"""As native/kernels/attention.h has it: what one head needs lies on the stack."""
+
 HEAD_DIM_MULTIPLE = 16
 """The native attention reads a head in vectors of so many numbers."""
 
@@ -64,6 +67,8 @@ def no_kernels_because(file: ModelFile) -> str | None:
         return f"the model has products over {odd[0]} inputs, which is no multiple of {GROUP}"
     if spec.head_dim % HEAD_DIM_MULTIPLE:
         return f"the model's heads have {spec.head_dim} dimensions, which is no multiple of {HEAD_DIM_MULTIPLE}"
+    if spec.head_dim > HEAD_DIM_MOST:
+        return f"the model's heads have {spec.head_dim} dimensions; the native kernels take {HEAD_DIM_MOST} at most"
     return None
 
 

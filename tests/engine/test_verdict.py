@@ -63,7 +63,8 @@ def moved(mean: float, *, shift: float = 0.0, tail: float = 0.01, p99: float = 0
 
 
 def test_what_hardly_moved_needs_no_watching() -> None:
-    assert moved(0.0005) == "Sampling: nothing to watch; mean KL is 0.0005 nats, so at most 1.6 % of draws differ."
+    expected = "Sampling: nothing to watch; mean KL is 0.0005 nats, so at most 1.6 % of probability lies elsewhere."
+    assert moved(0.0005) == expected
     assert "1 position in 100 moved by 0.3 nats" in moved(0.0005, p99=0.3)
 
 
