@@ -147,13 +147,14 @@ def chunk_at_most(schedule: ScheduleConfig) -> int:
     return min(schedule.prefill_chunk_size, schedule.max_num_batched_tokens, cap)
 
 
-def estimated_weight_bytes(spec: ModelSpec, dtype: torch.dtype | None) -> int:
-    """Bytes of all tensors in the target type, or None: how many values there are; tied embeddings count twice where the
-    projection keeps a packed copy.
-    """
-    values = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
-    if dtype is None:
-        return values
+def weight_values(spec: ModelSpec) -> int:
+    """Numbers in all tensors."""
+    return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+
+
+def estimated_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of all tensors in the target type; tied embeddings count twice where the projection keeps a packed copy."""
+    values = weight_values(spec)
     if spec.tied and dtype is torch.bfloat16:
         values += spec.vocab * spec.hidden
     return values * dtype.itemsize

@@ -18,6 +18,8 @@ from kveik.kernels.batch import AttentionBatch
 from kveik.kernels.kv_types import BFLOAT16, FLOAT32, SCALE_BYTES, KvType
 
 HEAD_DIM_STEP, HEAD_DIM_MOST = 16, 1024
+"""A head is read in vectors of so many numbers, and what one needs lies on the stack."""
+
 BLOCK_SIZE_LEAST = 8
 
 _PLAIN = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}

@@ -11,6 +11,7 @@ import torch
 
 from kveik.kernels import native
 from kveik.kernels.memory import Arena
+from kveik.kernels.native_attention import HEAD_DIM_MOST, HEAD_DIM_STEP
 from kveik.kernels.native_linear import FORMATS, GROUP, activations_of, multiply
 from kveik.model.linear import make_linear
 from kveik.model.native_loading import pack_blocks
@@ -27,12 +28,6 @@ REPEATS = 5
 MARGIN = 1.5
 """Floats must be so many times as quick: one product shows nothing of what the native step saves around products, and a busy
 machine must not decide by chance."""
-
-HEAD_DIM_MOST = 1024
-"""As native/kernels/attention.h has it: what one head needs lies on the stack."""
-
-HEAD_DIM_MULTIPLE = 16
-"""The native attention reads a head in vectors of so many numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +60,8 @@ def no_kernels_because(file: ModelFile) -> str | None:
     odd = [width for width in (spec.hidden, spec.intermediate, spec.heads * spec.head_dim) if width % GROUP]
     if odd:
         return f"the model has products over {odd[0]} inputs, which is no multiple of {GROUP}"
-    if spec.head_dim % HEAD_DIM_MULTIPLE:
-        return f"the model's heads have {spec.head_dim} dimensions, which is no multiple of {HEAD_DIM_MULTIPLE}"
+    if spec.head_dim % HEAD_DIM_STEP:
+        return f"the model's heads have {spec.head_dim} dimensions, which is no multiple of {HEAD_DIM_STEP}"
     if spec.head_dim > HEAD_DIM_MOST:
         return f"the model's heads have {spec.head_dim} dimensions; the native kernels take {HEAD_DIM_MOST} at most"
     return None

@@ -13,6 +13,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from kveik.kernels import native
+from kveik.model.choice import no_kernels_because
 from kveik.model.decoder import load_decoder
 from kveik.model.native_decoder import NativeDecoder
 from kveik.model.native_loading import load_native_decoder, pack_blocks, pack_int8
@@ -131,3 +132,10 @@ def test_a_chunk_from_which_nothing_is_wanted_is_written_all_the_same(files):
     assert decoder.forward(batch, silent.storage).shape == (0, decoder.spec.hidden)
     silent.computed[0] = 29
     assert torch.equal(silent.step([(0, tokens[29:])])[0], right)
+
+
+def test_heads_wider_than_the_kernels_take_are_left_to_torch(files):
+    file = open_model(files("llama", Kind.Q8_0))
+    assert no_kernels_because(file) is None
+    file.spec = replace(file.spec, head_dim=1040)
+    assert no_kernels_because(file) == "the model's heads have 1040 dimensions; the native kernels take 1024 at most"
