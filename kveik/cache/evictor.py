@@ -13,13 +13,13 @@ that are over. What a running request holds is nobody's grant; but it never take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import Spill, Transfer
+from kveik.cache.directory.orders import Transfer
 from kveik.cache.directory.tier import Gone
 from kveik.cache.eviction.policy import EvictionPolicy, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
@@ -46,17 +46,13 @@ class Evictor:
         self.asking: Owner = b""
         """Who takes the next blocks."""
 
-        self.offer: Callable[[bytes], None] | None = None
-        """Called with the key of a full block before its content goes: a store below may take it."""
-
-        self.below: Directory | None = None
-        """The tiers, where there are any; they are told of the same."""
-
+        self._below: Directory | None = None
         self._transfers: list[Transfer] = []
         self._groups = groups
         self._block_size = block_size
         self._leading = leading([group.group for group in groups])
         self._lead = groups[self._leading]
+        self._unwindowed = sum(1 << number for number, group in enumerate(groups) if group.window is None)
         self._ends: dict[bytes, int] = {}
         """Key -> groups with a window that need the block where a chain was left, as bits."""
 
@@ -69,6 +65,20 @@ class Evictor:
         if self.tenants is not None:
             self._lead.pool.count_parties(len(self.tenants.parties))
 
+    @property
+    def below(self) -> Directory | None:
+        """The tiers, where there are any; they are offered what is given up here, and told of the same requests."""
+        return self._below
+
+    @below.setter
+    def below(self, directory: Directory | None) -> None:
+        self._below = directory
+        if directory is not None:
+            directory.block_of = self._block_of
+
+    def _block_of(self, group: int, key: bytes) -> int:
+        return self._groups[group].index.by_key[key]
+
     def finished(self, visit: Visit) -> None:
         """A request is over: nobody holds its blocks for it any more. `visit.stored` is found out here."""
         policy, by_key, keys = self.policy, self._lead.index.by_key, visit.keys
@@ -76,17 +86,17 @@ class Evictor:
             return
         stored = next((place for place, key in enumerate(keys) if key not in by_key), len(keys))
         # What follows a gap can never be found here; below, where the gap may be filled, it can.
-        if self.below is not None:
-            self._offer_rest(self.below, visit, stored)
+        if self._below is not None:
+            self._offer_rest(self._below, visit, stored)
         for key in keys[stored:]:
             self._ends.pop(key, None)
             for group in self._groups:
                 group.lose(key)
                 policy.discarded(key)
         policy.used(replace(visit, stored=stored))
-        if self.below is not None:
+        if self._below is not None:
             self._note_end(keys[:stored])
-            self.below.used(visit)
+            self._below.used(visit)
         if self.tenants is not None:
             self._settle_grants(self.tenants, visit.tenant, keys[:stored])
 
@@ -94,7 +104,6 @@ class Evictor:
         for place in range(first, len(visit.keys)):
             if groups := self._worth_storing(visit.keys[place]):
                 below.offered(visit.keys[place], groups, self.now, None if place < visit.public else visit.tenant)
-                self._collect(below)
 
     def _note_end(self, keys: Sequence[bytes]) -> None:
         """Who goes on here reads the blocks of each window before the end."""
@@ -113,46 +122,37 @@ class Evictor:
 
     def inserted(self, key: bytes, groups: int, owner: Owner) -> None:
         """A content is complete in these groups (bits), and nobody had it before."""
-        if self.below is not None:
-            self.below.inserted(key, groups, self.now, owner)
-            self._collect(self.below)
+        if self._below is not None:
+            self._below.inserted(key, groups, self.now, owner)
 
     def disowned(self, keys: Iterable[bytes]) -> None:
         """These contents are not what they should be, wherever they are."""
-        if self.below is not None:
-            self.below.forget(keys)
+        if self._below is not None:
+            self._below.forget(keys)
 
     def retire(self) -> None:
         """The process ends: what is worth keeping is offered to the tiers that last."""
-        if self.below is not None:
+        if self._below is not None:
             gone = (Gone(key, self._worth_storing(key), self._owner(key)) for key in self._lead.index.by_key)
-            self.below.retire([one for one in gone if one.groups], self.now)
-            self._collect(self.below)
+            self._below.retire([one for one in gone if one.groups], self.now)
 
     def _owner(self, key: bytes) -> Owner:
         return b"" if self.tenants is None else self.tenants.owner_of(key)
 
     def take_transfers(self) -> list[Transfer]:
         """What is to be done below, in this order, and before the next write into the pool."""
-        if self.below is not None:
-            self._collect(self.below)
+        self._collect()
         transfers, self._transfers = self._transfers, []
         return transfers
 
     def transfer(self, one: Transfer) -> None:
         """This too is to be done, after all that is known of so far."""
-        if self.below is not None:
-            self._collect(self.below)
+        self._collect()
         self._transfers.append(one)
 
-    def _collect(self, below: Directory) -> None:
-        """Take the directory's orders while the pool still has what is to be spilled from it."""
-        for order in below.take_orders():
-            if isinstance(order, Spill) and order.source is None:
-                block = self._groups[order.group].index.by_key[order.key]
-                self._transfers.append(replace(order, block=block))
-            else:
-                self._transfers.append(order)
+    def _collect(self) -> None:
+        if self._below is not None:
+            self._transfers += self._below.take_orders()
 
     def available(self, tenant: bytes) -> int:
         """Blocks that this tenant could take now in every group."""
@@ -176,12 +176,20 @@ class Evictor:
         """Number of the leading group."""
         return self._leading
 
+    @property
+    def wants_lesson(self) -> bool:
+        """Whether a policy, here or below, has seen enough to learn from."""
+        return any(policy.wants_lesson for policy in self._policies())
+
     def learn(self) -> None:
         """Let the policies draw conclusions if they have seen enough: milliseconds, at most once per 64 requests each."""
-        below = [] if self.below is None else [tier.policy for tier in self.below.tiers]
-        for policy in (self.policy, *below):
-            if policy is not None and policy.wants_lesson:
+        for policy in self._policies():
+            if policy.wants_lesson:
                 policy.learn(self.now)
+
+    def _policies(self) -> list[EvictionPolicy]:
+        below = [] if self._below is None else [tier.policy for tier in self._below.tiers]
+        return below if self.policy is None else [self.policy, *below]
 
     def _give_up(self) -> None:
         """In the leading group, and whatever belongs to it elsewhere."""
@@ -196,28 +204,26 @@ class Evictor:
 
     def _let_go(self, key: bytes, *, wanted: bool = False) -> None:
         """The policy knows it no more. `wanted`: its request was preempted and comes back for it."""
-        if self.offer is not None:
-            self.offer(key)
-        if self.below is not None:
+        if self._below is not None:
             owner = b"" if self.tenants is None else self.tenants.gave_up
             groups = self._everywhere(key) if wanted else self._worth_storing(key)
-            self.below.offered(key, groups, self.now, owner, wanted=wanted)
-            self._collect(self.below)
+            self._below.offered(key, groups, self.now, owner, wanted=wanted)
         self._ends.pop(key, None)
         for group in self._groups:
             group.lose(key)
 
     def _worth_storing(self, key: bytes) -> int:
         """Groups that have the block and from which it could be of use, as bits: those with a window only at a chain's end."""
-        groups, ends = self._everywhere(key), self._ends.get(key, 0)
-        for number, group in enumerate(self._groups):
-            if group.window is not None and not ends >> number & 1:
-                groups &= ~(1 << number)
-        return groups
+        return self._everywhere(key) & (self._unwindowed | self._ends.get(key, 0))
 
     def _everywhere(self, key: bytes) -> int:
         """Groups that have the block, as bits."""
-        return sum(1 << number for number, group in enumerate(self._groups) if key in group.index.by_key)
+        groups, bit = 0, 1
+        for group in self._groups:
+            if key in group.index.by_key:
+                groups |= bit
+            bit <<= 1
+        return groups
 
     def _oldest(self) -> tuple[bytes | None, bool]:
         """The oldest block that may go for whoever is asking: one that the policy has set aside, or, and this is the second
@@ -255,11 +261,10 @@ class Evictor:
         for passed, _ in oldest[:place]:
             pool.renew(passed)
         block, key = oldest[place]
-        if self.below is not None and key is not None:
+        if self._below is not None and key is not None:
             bit = 1 << next(number for number, other in enumerate(self._groups) if other is group)
             if self._ends.get(key, 0) & bit:
-                self.below.offered(key, bit, now, self._owner(key))
-                self._collect(self.below)
+                self._below.offered(key, bit, now, self._owner(key))
         group.forget([block])
 
     def check(self, open_keys: Set[bytes]) -> None:
@@ -274,8 +279,8 @@ class Evictor:
             references = self._lead.pool.references
             unheld = {key for key, block in self._lead.index.by_key.items() if references[block] == 0}
             assert unheld - known <= open_keys, "a cached block is not known to the policy"
-        if self.below is not None:
-            self.below.check()
+        if self._below is not None:
+            self._below.check()
             assert self._ends.keys() <= self._lead.index.by_key.keys(), "ends of chains are remembered that are gone"
         if self.tenants is not None:
             self._check_grants(self.tenants)

@@ -175,10 +175,15 @@ class BlockPool:
             self.findable[block] = UNFINDABLE
             self.party[block] = 0
             return
-        self._leave(block)
+        found, order = self.findable[block], self._order
+        order.remove(block)
+        order.add(block, UNFINDABLE)
+        self.full -= found == FULL
+        self.partial -= found == PARTIAL
+        self.idle[self.party[block]] -= 1
+        self.idle[0] += 1
         self.findable[block] = UNFINDABLE
         self.party[block] = 0
-        self._join(block)
 
     def renew(self, block: int) -> None:
         """An unheld block goes to the end of its order, as if it had been given back now."""

@@ -1,7 +1,8 @@
-"""The production pool and index under requests of which only the names of their blocks are known. No tokens, no clock.
+"""The production pool, index and directory under requests of which only the names of their blocks are known. No clock.
 
 One request after the other: what it finds is held, the rest is computed into fresh blocks, everything is given back and learnt
-from, and the pool is brought back to its bound. A hit is the longest cached run of full blocks from the first on.
+from, and the pool is brought back to its bound. A hit is the longest cached run of full blocks from the first on. What the
+directory orders below the pool is done at once, and nothing fails.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kveik.cache.eviction.below import StoreBelow
+from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.orders import Spill
+from kveik.cache.directory.tier import TierRecords, TierSpec
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Visit
 from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import LayerGroup
 
+_GROUP = LayerGroup((0,), 1, 1, None)
 _ROOT = b""
 _WORDS = (0,)
 """A block's tokens, which nobody reads here: a key stands for its content and everything before it."""
@@ -44,8 +48,14 @@ class Found:
     below: int = 0
 
 
+def tier_of(blocks: int, policy: EvictionPolicy, factor: float | None) -> TierRecords:
+    """A tier that holds so many blocks. `factor`: of its write filter; None: everything is written."""
+    spec = TierSpec(name="below", capacity_bytes=blocks, record_bytes=(1,), factor=factor)
+    return TierRecords(spec, policy)
+
+
 class Replay:
-    """A pool of one layer group, its index and policy, and perhaps a store below."""
+    """A pool of one layer group, its index and policy, and perhaps tiers below."""
 
     def __init__(
         self,
@@ -53,21 +63,25 @@ class Replay:
         policy: EvictionPolicy | None,
         *,
         beside: int,
-        below: StoreBelow | None = None,
+        below: Sequence[TierRecords] = (),
         plain: bool = False,
     ) -> None:
-        """`blocks`: that stay cached between requests; `beside`: more for the request that runs. `policy` None: the pool's LRU.
+        """`blocks`: that stay cached between requests; `beside`: more for the request that runs. `policy` None: the pool's LRU,
+        where nothing lies below.
 
         `plain`: as simulations of LRU have it that know of blocks only. A prompt's last, partial block counts as a full one; a
         prompt's beginning is the first to go; and what follows it, found by nobody any more, is renewed by whoever computes it.
         """
+        assert policy is not None or not below, "without a policy nothing is offered to the tiers"
+        self.writes = 0
+        """Records written below, into whichever tier."""
+
         self._blocks = blocks
-        self._group = GroupBlocks(LayerGroup((0,), 1, 1, None), blocks + beside)
+        self._group = GroupBlocks(_GROUP, blocks + beside)
         self._evictor = Evictor([self._group], policy)
-        self._below = below
+        self._below = Directory([_GROUP], 1, below) if below else None
+        self._evictor.below = self._below
         self._plain = plain
-        if below is not None:
-            self._evictor.offer = self._offer
 
     def serve(self, request: TraceRequest) -> Found:
         """One request from beginning to end."""
@@ -82,7 +96,7 @@ class Replay:
                 break
             pool.hold(block)
             held.append(block)
-        found = Found(len(held), self._found_below(keys[len(held) : kept]))
+        found = Found(len(held), self._found_below(keys[:kept], len(held)))
         for place in range(len(held), len(keys)):
             parent = keys[place - 1] if place else _ROOT
             held.append(self._compute(keys[place], parent, keep=place < kept))
@@ -90,6 +104,14 @@ class Replay:
             pool.give_back(block)
         self._finish(keys[:kept], request)
         return found
+
+    def _found_below(self, keys: Sequence[Key], start: int) -> int:
+        """Blocks behind the pool's hit that loading would bring."""
+        if self._below is None:
+            return 0
+        by_key = self._group.index.by_key
+        found = self._below.found(keys, (start, start), lambda _, key: key in by_key)
+        return int(found.cuts[-1]) - start
 
     def _compute(self, key: Key, parent: Key, *, keep: bool) -> int:
         group = self._group
@@ -102,40 +124,28 @@ class Replay:
         return block
 
     def _finish(self, keys: Sequence[Key], request: TraceRequest) -> None:
-        if self._below is not None:
-            self._below.policy.used(Visit(keys, 0, request.tokens_out, request.came, request.came))
         self._evictor.finished(Visit(keys, 0, request.tokens_out, request.came, request.came))
         while self._group.pool.cached > self._blocks:
             self._group.shed()
+        if self._below is not None:
+            self._carry_out(self._below)
 
-    def _found_below(self, keys: Sequence[Key]) -> int:
-        below = self._below
-        if below is None:
-            return 0
-        return next((place for place, key in enumerate(keys) if not below.holds(key)), len(keys))
-
-    def _offer(self, key: Key) -> None:
-        assert self._below is not None
-        self._below.offer(key, lambda _: True, self._evictor.now)
+    def _carry_out(self, below: Directory) -> None:
+        for one in self._evictor.take_transfers():
+            if isinstance(one, Spill):
+                below.stored(one.target, one.key, one.group)
+                self.writes += 1
 
     @property
     def wants_lesson(self) -> bool:
-        return any(policy.wants_lesson for policy in self._policies())
+        return self._evictor.wants_lesson
 
     def learn(self) -> None:
         """Off a request's path: whatever policy has enough to learn from learns."""
-        for policy in self._policies():
-            if policy.wants_lesson:
-                policy.learn(self._evictor.now)
-
-    def _policies(self) -> list[EvictionPolicy]:
-        below = self._below.policy if self._below is not None else None
-        return [policy for policy in (self._evictor.policy, below) if policy is not None]
+        self._evictor.learn()
 
     def check(self) -> None:
         """Laws of the pool, the index, the policies and the bounds: O(blocks). Raises AssertionError."""
         self._group.check({})
         self._evictor.check(frozenset())
         assert self._group.pool.cached <= self._blocks, "more stays cached than may"
-        if self._below is not None:
-            self._below.check()

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kveik.cache.eviction.below import StoreBelow, WriteFilter
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
-from kveik.cache.replay import Replay, TraceRequest
+from kveik.cache.replay import Replay, TraceRequest, tier_of
 from kveik.errors import BadValue, Unreachable
 
 BLOCK_TOKENS = 512
@@ -102,7 +102,7 @@ def replay(requests: Sequence[TraceRequest], setting: ReplaySetting, seed: int) 
     below = _below(setting, seed)
     world = Replay(
         setting.blocks,
-        _policy(setting.policy, seed, by_pool=below is None),
+        _policy(setting.policy, seed, by_pool=not below),
         beside=0 if setting.inside else longest,
         below=below,
         plain=setting.policy == "lru-plain",
@@ -124,7 +124,7 @@ def replay(requests: Sequence[TraceRequest], setting: ReplaySetting, seed: int) 
         blocks=blocks,
         hit_ratio=(in_pool + in_below) / max(blocks, 1),
         hit_ratio_pool=in_pool / max(blocks, 1),
-        writes=below.writes if below else 0,
+        writes=world.writes,
         touches_per_second=blocks / seconds,
         microseconds_per_request=1e6 * seconds / max(len(requests), 1),
         lessons=lessons,
@@ -139,11 +139,10 @@ def _policy(name: str, seed: int, *, by_pool: bool) -> EvictionPolicy | None:
     return None if by_pool else LruPolicy()
 
 
-def _below(setting: ReplaySetting, seed: int) -> StoreBelow | None:
+def _below(setting: ReplaySetting, seed: int) -> list[TierRecords]:
     if not setting.below:
-        return None
+        return []
     policy = _policy(setting.policy_below, seed + 1, by_pool=False)
     assert policy is not None
     # Recency has no measure of worth that a filter could go by.
-    filtered = setting.write_factor is not None and setting.policy_below == "hazard"
-    return StoreBelow(setting.below, policy, WriteFilter(setting.write_factor or 0.0) if filtered else None)
+    return [tier_of(setting.below, policy, setting.write_factor if setting.policy_below == "hazard" else None)]

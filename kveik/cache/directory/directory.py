@@ -9,7 +9,7 @@ Whatever goes wrong below ends here as a record that is not there: never as an e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from kveik.cache.directory.found import Below, InPool, find_below
@@ -30,6 +30,8 @@ class Directory:
         self._groups = tuple(groups)
         self._block_size = block_size
         self._orders: list[Order] = []
+        self.block_of: Callable[[int, Key], int] | None = None
+        """Which block of the pool has a group's record, as long as the pool has it: set by whoever has the pool."""
 
     # Questions.
 
@@ -71,9 +73,9 @@ class Directory:
 
     def _offer(self, first: int, source: int | None, gone: Gone, now: float) -> None:
         """To one tier after the other, until one has it."""
-        for number in range(first, len(self.tiers)):
-            if self._offer_to(number, source, gone, now):
-                return
+        number, end = first, len(self.tiers)
+        while number < end and not self._offer_to(number, source, gone, now):
+            number += 1
 
     def _offer_to(self, number: int, source: int | None, gone: Gone, now: float) -> bool:
         answer = self.tiers[number].offer(gone, now)
@@ -81,12 +83,19 @@ class Directory:
             # It is copied further down before it is removed, and removed before its room is needed.
             self._offer(number + 1, number, victim, now)
             self._delete(number, victim.key, victim.groups)
-        self._orders.extend(Spill(gone.key, group, source, number) for group in _bits(answer.write))
+        if answer.write:
+            self._spill(gone.key, answer.write, source, number)
         return answer.settled
+
+    def _spill(self, key: Key, groups: int, source: int | None, target: int) -> None:
+        block_of = self.block_of if source is None else None
+        for group in _bits(groups):
+            block = None if block_of is None else block_of(group, key)
+            self._orders.append(Spill(key, group, source, target, block))
 
     def _delete(self, number: int, key: Key, groups: int) -> None:
         if self.tiers[number].spec.ours:
-            self._orders.extend(Delete(key, group, number) for group in _bits(groups))
+            self._orders += [Delete(key, group, number) for group in _bits(groups)]
 
     def retire(self, pool: Iterable[Gone], now: float) -> None:
         """The process ends: what is in the pool or in a tier that goes with it is offered to those that last, the most valuable

@@ -84,42 +84,70 @@ def find_below(
     windowed = [int(first_needed(group, np.array([tokens]), block_size)[0]) for group in groups if group.window is not None]
     first = min([start, *windowed])
     sources = _sources(groups, tiers, keys, first, start, in_pool)
-    reach = first + sources.shape[1]
-    cuts = np.arange(start, reach + 1, dtype=np.int64)
+    if sources is None:
+        return _nothing(len(groups), len(tiers), keys, hit)
+    cuts = np.arange(start, first + sources.shape[1] + 1, dtype=np.int64)
     starts = np.stack([first_needed(group, cuts * block_size, block_size) for group in groups])
-    valid = np.ones(len(cuts), dtype=np.bool_)
-    for row, begins in zip(sources, starts, strict=True):
-        missing = np.concatenate(([0], np.cumsum(row == _MISSING)))
-        valid &= missing[cuts - first] == missing[np.maximum(begins, first) - first]
-    # The pool's own hit, which may end within a block, needs nothing. A cut that ends before it is no gain.
-    valid &= cuts * block_size > tokens
-    valid[0] = True
-    cuts, starts = cuts[valid], starts[:, valid]
+    if windowed:
+        valid = _valid(sources, first, cuts, starts)
+        # The pool's own hit, which may end within a block, needs nothing. A cut that ends before it is no gain.
+        valid &= cuts * block_size > tokens
+        valid[0] = True
+        cuts, starts = cuts[valid], starts[:, valid]
     known = np.maximum(cuts * block_size, tokens)
     return Below(keys, first, sources, cuts, starts, Prospect(known, _sizes(tiers, sources, first, cuts, starts)))
 
 
+def _nothing(groups: int, tiers: int, keys: Sequence[Key], hit: tuple[int, int]) -> Below:
+    """Nothing lies below, which is most frequent: the pool's own hit is all there is."""
+    tokens, start = hit
+    none = np.empty((groups, 0), dtype=np.int64)
+    cuts, starts = np.array([start]), np.full((groups, 1), start)
+    return Below(keys, start, none, cuts, starts, Prospect(np.array([tokens]), np.zeros((tiers, 1), dtype=np.int64)))
+
+
+def _valid(sources: NDArray[np.int64], first: int, cuts: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Cuts behind which no query reads what is missing."""
+    valid = np.ones(len(cuts), dtype=np.bool_)
+    for row, begins in zip(sources, starts, strict=True):
+        missing = _counts(row == _MISSING)
+        valid &= missing[cuts - first] == missing[np.maximum(begins, first) - first]
+    return valid
+
+
 def _sources(
     groups: Sequence[LayerGroup], tiers: Sequence[TierRecords], keys: Sequence[Key], first: int, start: int, in_pool: InPool
-) -> NDArray[np.int64]:
+) -> NDArray[np.int64] | None:
     """Who has what from block `first` on, up to where a group without a window has a gap behind the pool's hit. Where all
-    have windows, a hit may well begin behind a gap.
+    have windows, a hit may well begin behind a gap. None: no tier has anything of it.
     """
     columns: list[list[int]] = []
+    below = False
+    needed = [number for number, group in enumerate(groups) if group.window is None]
     for place in range(first, len(keys)):
         key = keys[place]
-        stored = [tier.stored(key) for tier in tiers]
-        column = [_source(group, key, stored, in_pool) for group in range(len(groups))]
-        if place >= start and any(one == _MISSING and group.window is None for one, group in zip(column, groups, strict=True)):
-            break
+        column = [_POOL if in_pool(group, key) else _MISSING for group in range(len(groups))]
+        if _MISSING in column:
+            _look_below(column, [tier.stored(key) for tier in tiers])
+            if place >= start and any(column[group] == _MISSING for group in needed):
+                break
+            below = below or max(column) >= 0
         columns.append(column)
-    return np.array(columns, dtype=np.int64).reshape(len(columns), len(groups)).T
+    return np.array(columns, dtype=np.int64).reshape(len(columns), len(groups)).T if below else None
 
 
-def _source(group: int, key: Key, stored: Sequence[int], in_pool: InPool) -> int:
-    if in_pool(group, key):
-        return _POOL
-    return next((tier for tier, groups in enumerate(stored) if groups >> group & 1), _MISSING)
+def _look_below(column: list[int], stored: Sequence[int]) -> None:
+    """Which tier is the first to have what the pool has not. `stored`: per tier, the groups that it has, as bits."""
+    for group, source in enumerate(column):
+        if source == _MISSING:
+            column[group] = next((tier for tier, groups in enumerate(stored) if groups >> group & 1), _MISSING)
+
+
+def _counts(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many are marked before each place, and before the end."""
+    counts = np.zeros(len(marked) + 1, dtype=np.int64)
+    marked.cumsum(out=counts[1:])
+    return counts
 
 
 def _sizes(
@@ -129,7 +157,7 @@ def _sizes(
     sizes = np.zeros((len(tiers), len(cuts)), dtype=np.int64)
     for number, tier in enumerate(tiers):
         for group, (row, begins) in enumerate(zip(sources, starts, strict=True)):
-            counts = np.concatenate(([0], np.cumsum(row == number)))
+            counts = _counts(row == number)
             loaded = counts[cuts - first] - counts[np.maximum(begins, first) - first]
             sizes[number] += loaded * tier.spec.record_bytes[group]
     sizes[:, 0] = 0

@@ -22,7 +22,7 @@ class Spill:
 
     target: int
     block: int | None = None
-    """Of the pool, where the pool is the source; filled in by whoever knows it."""
+    """Of the pool, where the pool is the source."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from kveik.cache.eviction.below import FACTOR, WriteFilter
+from kveik.cache.directory.write_filter import FACTOR, WriteFilter
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
 
@@ -70,8 +70,7 @@ class Held:
     """It is being stored, and will be removed as soon as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """A key that a tier has given up."""
 
     key: Key
@@ -83,8 +82,7 @@ class Gone:
     """Whether it is certain to be asked for again soon, so that no filter need guess."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a tier says to an offer."""
 
     write: int
@@ -95,6 +93,9 @@ class Answer:
 
     victims: tuple[Gone, ...] = ()
     """What goes for it."""
+
+
+_REFUSED, _THERE = Answer(0, settled=False), Answer(0, settled=True)
 
 
 class TierRecords:
@@ -159,20 +160,18 @@ class TierRecords:
 
         The victims have gone from here already, also where there is no room after all.
         """
-        key, groups, owner = offered.key, offered.groups, offered.owner
-        spec, held = self.spec, self._held.get(key)
-        if held is not None and held.doomed:
-            return Answer(0, settled=False)
-        missing = groups if held is None else groups & ~(held.stored | held.storing)
-        size = spec.bytes_of(missing)
-        if not missing:
-            return Answer(0, settled=held is not None)
-        if size > spec.capacity_bytes or not (offered.wanted or self._is_worth_it(key, size, now)):
-            return Answer(0, settled=False)
+        key, missing, owner = offered.key, offered.groups, offered.owner
+        held = self._held.get(key)
+        if held is not None:
+            missing &= ~(held.stored | held.storing)
+            if held.doomed or not missing:
+                return _REFUSED if held.doomed else _THERE
+        size = self.spec.bytes_of(missing)
+        if not missing or size > self.spec.capacity_bytes or not (offered.wanted or self._is_worth_it(key, size, now)):
+            return _REFUSED
         victims: list[Gone] = []
-        while (victim := self._in_the_way(key, size, owner, now)) is not None:
+        while not (room := self._has_room(size, owner)) and (victim := self._in_the_way(key, size, owner, now)) is not None:
             victims.append(self._give_up(victim, now))
-        room = self._has_room(size, owner)
         if room:
             self._add(key, owner, now).storing |= missing
             self._weigh(key, size)
@@ -198,23 +197,21 @@ class TierRecords:
         return self._filter.passes(self.policy.worth(key, now))
 
     def _has_room(self, size: int, owner: Owner) -> bool:
-        beyond = self._tenants is not None and self._tenants.beyond(owner, size)
-        return self.bytes_used + size <= self.spec.capacity_bytes and not beyond
+        if self.bytes_used + size > self.spec.capacity_bytes:
+            return False
+        return self._tenants is None or not self._tenants.beyond(owner, size)
 
     def _in_the_way(self, key: Key, size: int, owner: Owner, now: float) -> Key | None:
-        """What has to go before so much more of this owner fits; None where it fits, or nothing may go."""
+        """There is no room for so much more of this owner: what has to go next; None where nothing may."""
         tenants = self._tenants
-        full = self.bytes_used + size > self.spec.capacity_bytes
-        if tenants is None and not full:
-            return None
         if (held := self._held.get(key)) is not None:
             held.pins += 1
-        victim = None
-        if tenants is not None and tenants.beyond(owner, size):
+        if tenants is None:
+            victim = self.policy.victim(self._may_go, now)
+        elif tenants.beyond(owner, size):
             victim = tenants.victim_of(owner, self._may_go, now)
-        elif full:
-            if tenants is not None:
-                tenants.asking = owner
+        else:
+            tenants.asking = owner
             victim = self.policy.victim(self._may_go, now)
         if held is not None:
             self.unpin(key)

@@ -72,7 +72,7 @@ class HazardPolicy:
         segment = self._tree.owner.get(key)
         if segment is None:
             return key in self._strays or key in self._strays_aside
-        return bool(segment.marks[segment.keys.index(key)])
+        return bool(segment.marks[segment.place_of(key)])
 
     # What happens to the store.
 
@@ -117,13 +117,13 @@ class HazardPolicy:
 
     def _put(self, segment: Segment, key: Key) -> None:
         before = segment.count
-        if segment.put(segment.keys.index(key)):
+        if segment.put(segment.place_of(key)):
             self._counted(segment, before)
 
     def discarded(self, key: Key) -> None:
         segment = self._tree.owner.get(key)
         if segment is not None:
-            self._cut(segment, segment.keys.index(key))
+            self._cut(segment, segment.place_of(key))
             # Set aside for its last record's sake, it has another last one now.
             self._place(segment)
         self._strays.pop(key, None)
@@ -177,7 +177,9 @@ class HazardPolicy:
         segment = self._tree.owner.get(key)
         if segment is None:
             return float("-inf")
-        return self._index[segment.kind][bucket(max(0.0, now - segment.touched))]
+        age = now - segment.touched
+        # As `bucket`, without the call: every record that a tier is offered, and every one it gives up, is asked about.
+        return self._index[segment.kind][int(age).bit_length() if 0.0 < age < OLD else LAST if age > 0.0 else 0]
 
     # Parts of a use.
 

@@ -90,6 +90,14 @@ class Segment:
         self.top = max(self.top, places)
         self.count = self.marks.count(1)
 
+    def place_of(self, key: Key) -> int:
+        """Where the key is. Records come and go at the ends of what is stored, where it is O(1); elsewhere O(keys)."""
+        keys, low = self.keys, self.marks.find(1)
+        for place in (low - 1 if low >= 0 else len(keys) - 1, self.top - 1, self.top):
+            if 0 <= place < len(keys) and keys[place] == key:
+                return place
+        return keys.index(key)
+
     def put(self, place: int) -> bool:
         """The record at `place` is stored. False: it was already."""
         if self.marks[place]:

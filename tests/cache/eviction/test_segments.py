@@ -78,3 +78,44 @@ def test_forgetting_a_segment_forgets_its_keys_only() -> None:
     assert tree.known(chain(1, 3)) == 1
     assert tree.known(chain(1, 2)) == 2
     tree.check()
+
+
+class Counted(bytes):
+    """A key that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return bytes.__eq__(self, other)
+
+    __hash__ = bytes.__hash__
+
+
+@pytest.mark.parametrize("backwards", [True, False], ids=["from the end", "from the beginning"])
+def test_a_long_chain_is_stored_and_discarded_without_a_search_for_each_record(backwards: bool) -> None:
+    keys = [Counted(number.to_bytes(4, "big")) for number in range(2000)]
+    tree = SegmentTree()
+    segment = tree.add(tree.root, keys, 0.0)
+    Counted.compared = 0
+    for place in reversed(range(2000)) if backwards else range(2000):
+        assert segment.place_of(keys[place]) == place
+        segment.put(place)
+    while segment.top:
+        place = segment.top - 1
+        assert segment.place_of(keys[place]) == place
+        segment.cut(place)
+    assert Counted.compared <= 3 * 2 * 2000
+
+
+def test_a_record_is_found_wherever_it_is_in_its_segment() -> None:
+    chance, tree = random.Random(0), SegmentTree()
+    keys = chain(*range(40))
+    segment = tree.add(tree.root, keys, 0.0)
+    for _ in range(300):
+        place = chance.randrange(40)
+        assert segment.place_of(keys[place]) == place
+        if chance.random() < 0.5:
+            segment.put(place)
+        else:
+            segment.cut(place)
