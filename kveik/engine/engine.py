@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 class Executor(Protocol):
     """Carries out a plan: copies blocks, runs the model, samples."""
 
+    def copy(self, plan: StepPlan) -> None:
+        """Carry out the plan's copies of blocks, before anything else is written into the pool."""
+        ...
+
     def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
         """One token per chunk that samples, in the plan's order. Raises only when the whole step failed."""
         ...
@@ -140,8 +144,10 @@ class Engine:
             self.transfers.attend()
         started = self.clock.now()
         plan = self.scheduler.plan(started)
-        if self.transfers is not None:
-            self.transfers.carry_out()
+        if self.transfers is None:
+            self.executor.copy(plan)
+        else:
+            self.transfers.carry_out(lambda: self.executor.copy(plan))
             self.recorder.decided()
         self._stalled = plan.empty
         if plan.empty:

@@ -73,8 +73,11 @@ class ModelExecutor:
         self._known: tuple[tuple[int, ...], list[Sequence]] = ((), [])
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
+    def copy(self, plan: StepPlan) -> None:
         self.storage.copy_all(plan.copies)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
         prefills = [(chunk, sequence(chunk.sequence_id)) for chunk in plan.prefills]
         scored = [_scored_count(chunk, item) for chunk, item in prefills]
         hidden = self.decoder.forward(self.batch(plan, prefills, scored), self.storage.tensors)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kveik.cache.cost import Costs
 from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer
+from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer, around_copies
 from kveik.clock import Clock
 from kveik.schedule.plan import StepPlan
 from kveik.schedule.scheduler import Scheduler
@@ -110,10 +110,14 @@ class Transfers:
             if keys and self.parts.mover.delete(self._names[number], keys):
                 self._owed[number] = []
 
-    def carry_out(self) -> None:
-        """All that was decided, in order: after every plan, before anything is written into the pool."""
+    def carry_out(self, copy: Callable[[], object] = lambda: None) -> None:
+        """All that was decided, in order: after every plan, before anything is written into the pool.
+
+        `copy` carries out the plan's copies.
+        """
+        before, loads = around_copies(self._scheduler.ledger.evictor.take_transfers())
         deleted: list[Delete] = []
-        for one in self._scheduler.ledger.evictor.take_transfers():
+        for one in before:
             if isinstance(one, Delete) and (not deleted or deleted[0].tier == one.tier):
                 deleted.append(one)
                 continue
@@ -124,6 +128,9 @@ class Transfers:
             else:
                 self._carry_out(one)
         self._delete(deleted)
+        copy()
+        for load in loads:
+            self._load(load)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
         """A step has run: how long computing takes is learnt from it, and what it brought may have to be written below."""

@@ -44,6 +44,9 @@ class FunctionExecutor:
         self.fail_step: Callable[[StepPlan], bool] = lambda plan: False
         self.fail_sequence: Callable[[Sequence], bool] = lambda sequence: False
 
+    def copy(self, plan: StepPlan) -> None:
+        pass
+
     def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
         self.plans.append(plan)
         self.clock.advance(0.01)

@@ -9,62 +9,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from kveik.cache.cost import PrefillCost
-from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig, StreamConfig
+from kveik.config import CacheConfig, StreamConfig
 from kveik.engine.accounts import reset_cache
 from kveik.engine.llm import LLM
 from kveik.engine.loop import EngineLoop
-from kveik.engine.transfers import Transfers
 from kveik.errors import BadValue, Unreachable
 from kveik.observe.events import RequestAdmitted
 from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
 from kveik.tiers.record import Miss, RecordKey
 from kveik.tiers.store import Direct, Use
+from tests.engine.tiered import metric, opened, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
 from tests.tiers.redis_server import running
 
-CONTEXT, BLOCKS = 512, 40
 LENGTH, CONVERSATIONS = 330, 5
 """All conversations together are more than the pool holds."""
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
-class Dear(PrefillCost):
-    """Computing is believed to be slow, whatever it takes: so loading always pays."""
-
-    def observe(self, tokens: int, pairs_read: float, seconds: float) -> None:
-        pass
-
-
 @pytest.fixture(scope="module", params=[save_tiny_llama, save_tiny_gemma], ids=["llama", "gemma"])
 def model(request, tmp_path_factory) -> str:  # type: ignore[no-untyped-def]  # pytest's own fixtures
     save: Callable[[Path], Path] = request.param
     return str(save(tmp_path_factory.mktemp("tiny")))
-
-
-def opened(model: str, *, seconds: float = 1.0, **cache: object) -> LLM:
-    """An engine that believes a token to take so many seconds."""
-    settings: dict[str, object] = {"num_gpu_blocks_override": BLOCKS, **cache}
-    llm = LLM(
-        EngineConfig(
-            model=ModelConfig(model=model, dtype="float32", max_model_len=CONTEXT),
-            cache=CacheConfig(**settings),  # type: ignore[arg-type]  # a test's own words
-            schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=256, prefill_chunk_size=128),
-        )
-    )
-    if (costs := llm.loaded.engine.scheduler.below.costs) is not None:
-        costs.prefill = Dear(128, (seconds, seconds, 1e-9))
-    return llm
-
-
-def transfers(llm: LLM) -> Transfers:
-    found = llm.loaded.engine.transfers
-    assert found is not None
-    return found
 
 
 def prompts() -> list[list[int]]:
@@ -104,10 +73,6 @@ def plainly(model: str, asked: Sequence[Sequence[int]]) -> list[tuple[int, ...]]
     return found
 
 
-def read(llm: LLM, tier: str) -> int:
-    return transfers(llm).parts.mover.state(tier).counts.records_read
-
-
 @pytest.mark.parametrize("tiers", ["ram", "disk", "both"])
 def test_what_the_pool_gave_up_comes_back_exactly_and_goes_on_exactly(model: str, tiers: str, tmp_path: Path) -> None:
     cache: dict[str, object] = {}
@@ -138,12 +103,6 @@ def test_what_is_worth_keeping_is_found_after_a_restart(model: str, tmp_path: Pa
     assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
     assert [cached for _, cached in again] == [KEPT] * CONVERSATIONS
     second.close()
-
-
-def metric(llm: LLM, name: str, label: str) -> float:
-    families = text_string_to_metric_families(llm.loaded.metrics.exposition().decode())
-    samples = [sample for family in families for sample in family.samples]
-    return sum(one.value for one in samples if one.name == f"kveik:{name}" and label in one.labels.values())
 
 
 def test_every_prompt_token_is_counted_once_by_where_it_came_from(model: str, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def executor_of(one: Desk, echo: Echo) -> ModelExecutor:
 
 def step(one: Desk, executor: ModelExecutor) -> tuple[StepPlan, StepOutcome]:
     plan = one.plan()
+    executor.copy(plan)
     outcome = executor.run(plan, one.scheduler._alive.__getitem__)
     slow_check(one, executor, plan)
     one.scheduler.settle(plan, outcome, one.now)

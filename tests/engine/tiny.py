@@ -14,15 +14,15 @@ CONTEXT = 4096
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 
 
-def save_tiny_llama(folder: Path, *, seed: int = 0) -> Path:
+def save_tiny_llama(folder: Path, *, seed: int = 0, width: int = 64, layers: int = 2) -> Path:
     """config.json, model.safetensors, tokenizer.json and tokenizer_config.json. Ids 0 to 255 are bytes, 256 is the end."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 16,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         eos_token_id=256,

@@ -60,9 +60,11 @@ class MemoryExecutor:
 
         self._contents: dict[int, list[int]] = {}
 
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence | None], fails: Callable[[int], bool]) -> StepOutcome:
+    def copy(self, plan: StepPlan) -> None:
         for copy in plan.copies:
             self.slots[copy.group][copy.target] = list(self.slots[copy.group][copy.source])
+
+    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence | None], fails: Callable[[int], bool]) -> StepOutcome:
         work = [(chunk, one) for chunk in plan.chunks if (one := sequence(chunk.sequence_id)) is not None]
         for chunk, one in work:
             self._write(chunk, one)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kveik.cache.cost import Costs, LoadCost, PrefillCost
 from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.orders import around_copies
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
@@ -176,7 +178,7 @@ class Run:
         self.scheduler.check()
         self._check_plan(plan, before, decoding)
         self._check_nobody_waits_in_vain(plan)
-        self._carry_out(now)
+        self._carry_out(now, lambda: self.executor.copy(plan))
         outcome = self._execute(plan)
         self.scheduler.settle(plan, outcome, now)
         if self.tiers is not None and self.world.chance.random() < 0.5:
@@ -187,9 +189,14 @@ class Run:
         self.preemptions += len(plan.preempted)
         self.steps += 1
 
-    def _carry_out(self, now: float) -> None:
-        if self.tiers is not None:
-            self.tiers.carry_out(self.ledger.evictor.take_transfers(), now)
+    def _carry_out(self, now: float, copy: Callable[[], None] = lambda: None) -> None:
+        if self.tiers is None:
+            copy()
+            return
+        before, loads = around_copies(self.ledger.evictor.take_transfers())
+        self.tiers.carry_out(before, now)
+        copy()
+        self.tiers.carry_out(loads, now)
 
     def _disturb(self) -> None:
         """Somebody hangs up, or an operator empties the cache."""

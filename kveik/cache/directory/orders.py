@@ -6,6 +6,7 @@ is told to the directory later.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kveik.cache.eviction.policy import Key
@@ -90,3 +91,19 @@ class Probe:
 
 Transfer = Order | Load | Cancel | Probe
 """All that is done below the pool, in order: a load may write into a block that a spill before it has read."""
+
+
+def around_copies(transfers: Iterable[Transfer]) -> tuple[list[Transfer], list[Load]]:
+    """What of one plan is to be done before its copies of blocks, and the loads that begin after them.
+
+    A copy overwrites what a spill reads. A load overwrites what a copy reads: nobody holds the block that a partial hit is
+    copied from, so a load of the same plan may take it, and it writes as soon as it has begun.
+    """
+    before: list[Transfer] = []
+    loads: dict[int, Load] = {}
+    for one in transfers:
+        if isinstance(one, Load):
+            loads[one.job] = one
+        elif not isinstance(one, Cancel) or loads.pop(one.job, None) is None:
+            before.append(one)
+    return before, list(loads.values())
