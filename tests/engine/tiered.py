@@ -29,9 +29,14 @@ def opened(model: str, *, seconds: float = 1.0, **cache: object) -> LLM:
             schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=256, prefill_chunk_size=128),
         )
     )
+    believe(llm, seconds)
+    return llm
+
+
+def believe(llm: LLM, seconds: float) -> None:
+    """From now on a token takes so many seconds, as far as the engine knows."""
     if (costs := llm.loaded.engine.scheduler.below.costs) is not None:
         costs.prefill = Dear(128, (seconds, seconds, 1e-9))
-    return llm
 
 
 def transfers(llm: LLM) -> Transfers:

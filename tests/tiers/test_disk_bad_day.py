@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -21,26 +19,16 @@ from kveik.tiers.disk_files import SlotFiles
 from kveik.tiers.record import Miss, RecordKey, Refusal
 from kveik.tiers.store import verify
 from tests.tiers.disk_writer import CAPACITY, NUMBERS
+from tests.tiers.mounts import remount, small_disk_at
 from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
 from tests.tiers.test_disk import MIB, scanned
-
-
-def mounted(folder: Path, *options: str) -> bool:
-    """Whether this machine lets us mount."""
-    folder.mkdir(exist_ok=True)
-    if os.geteuid() or not shutil.which("mount"):
-        return False
-    return subprocess.run(["mount", *options, str(folder)], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of one mebibyte."""
-    folder = tmp_path / "small"
-    if not mounted(folder, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
-        pytest.skip("nothing can be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk_at(tmp_path / "small") as folder:
+        yield folder
 
 
 def writer_on(folder: Path, seed: int) -> subprocess.Popen[str]:
@@ -169,14 +157,14 @@ def test_a_folder_on_a_read_only_file_system_is_read(small_disk: Path) -> None:
     store = DiskStore(small_disk, FORMATS, MIB, clock)
     store.put_many(pairs(range(5)))
     store.close()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     store = DiskStore(small_disk, FORMATS, MIB, clock)
     assert store.trouble == "the folder can only be read"
     assert read(store, range(5)) == payloads(range(5))
     assert store.put_many(pairs([7])) == [Refusal.REFUSED]
     store.delete_many([key_of(1)])
     assert read(store, [1, 2]) == [Miss.ABSENT, *payloads([2])]
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    remount(small_disk, "rw")
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([7])) == [None]
     assert read(store, [7, 2]) == payloads([7, 2])
@@ -184,7 +172,7 @@ def test_a_folder_on_a_read_only_file_system_is_read(small_disk: Path) -> None:
 
 
 def test_an_empty_folder_on_a_read_only_file_system_is_trouble_and_no_more(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     for folder in (small_disk, small_disk / "kv"):
         store = DiskStore(folder, FORMATS, MIB, StepClock())
         assert store.trouble is not None
