@@ -101,3 +101,5 @@ class Traffic:
         assert sum(source.values()) - source["computed"] == self.cached_tokens
         for store in transfers(self.llm).parts.stores:
             assert store.bytes_used <= store.capacity_bytes
+            # A store answers whatever happens; it never raises.
+            assert transfers(self.llm).parts.mover.state(store.name).counts.errors == 0
