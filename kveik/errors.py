@@ -15,7 +15,9 @@ KveikError
 │   ├── WrongMediaType     a request body that is not plain JSON                       415
 │   └── Overloaded         the queue is full, or the server is draining                429 / 503
 └── Broken             ours: HTTP 5xx, logged with the plan that was running
-    └── NonFiniteLogits    the model produced NaN or Inf for one request
+    ├── NonFiniteLogits    the model produced NaN or Inf for one request                500 non_finite_logits
+    ├── StepFailed         the step that computed the request failed as a whole         500 step_failed
+    └── EngineStopped      a fault outside a step: nobody is served any more            500 engine_stopped
 
 Caught in one place each: `kveik.cli.main` for the command line, `kveik.server.app` for HTTP, `kveik.engine.loop` for the step.
 """
@@ -154,5 +156,28 @@ class Broken(KveikError):
 class NonFiniteLogits(Broken):
     """The model produced NaN or Inf for one request; that request ends, the others go on."""
 
+    code = "non_finite_logits"
+
     def __init__(self) -> None:
-        super().__init__("The model produced values that are not finite for this request; it was ended. Others go on.")
+        super().__init__(
+            "The model's logits were not finite (NaN or infinite) for this request, so that no token could be chosen; "
+            "it was ended, others go on."
+        )
+
+
+class StepFailed(Broken):
+    """The step failed as a whole; the sequences in it end, those that were not in it go on."""
+
+    code = "step_failed"
+
+    def __init__(self) -> None:
+        super().__init__("The step that computed this request failed inside the engine, and it was ended; others go on.")
+
+
+class EngineStopped(Broken):
+    """A fault outside the model's step: the books may be wrong, so nobody is served on."""
+
+    code = "engine_stopped"
+
+    def __init__(self) -> None:
+        super().__init__("The engine has stopped after a fault; the server must be started again.")

@@ -21,7 +21,7 @@ from kveik.cli.setting import Drawn, Slice
 from kveik.config import StreamConfig
 from kveik.engine.llm import LLM
 from kveik.engine.stream import Delta
-from kveik.errors import Refused
+from kveik.errors import KveikError
 from kveik.request.request import SamplingParams
 
 # Editing and recalling lines in input(); not every build of Python has it.
@@ -75,8 +75,8 @@ def chat(
 def converse(conversation: Conversation, *, interactive: bool) -> None:
     """Answer line after line until the input ends.
 
-    A line that is not UTF-8 is told and passed over. So is whatever else is refused about one turn, where somebody sits there
-    to read it and to go on; a pipe ends with the refusal.
+    A line that is not UTF-8 is told and passed over. So is whatever else goes wrong about one turn, where somebody sits there
+    to read it and to go on; a pipe ends with the error.
     """
     for line in _lines(interactive):
         _turn(conversation, line, interactive)
@@ -116,11 +116,16 @@ def _turn(conversation: Conversation, line: str, interactive: bool) -> None:
         conversation.clear()
         say("A new conversation.")
         return
+    begun = False
     try:
         for text in conversation.ask(line):
+            begun = True
             sys.stdout.write(text)
             sys.stdout.flush()
-    except Refused as error:
+    except KveikError as error:
+        if begun:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
         # A pipe has nobody who could type /clear.
         if not interactive:
             raise

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -17,7 +17,7 @@ from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
 from kveik.cli.say import say
 from kveik.engine.llm import LLM, Completion
-from kveik.errors import BadValue, Unreachable
+from kveik.errors import BadValue, PromptTooLong, Unreachable
 from kveik.request.request import SamplingParams
 
 
@@ -43,7 +43,8 @@ def generate(
 
     Each answer is one JSON line: the prompt's number, the choice, the text, why it ended, and how many tokens went in, came out
     and were found in the cache. All prompts are in the engine together; a common beginning is computed once. What takes longer
-    than 2 seconds says on stderr how far it is.
+    than 2 seconds says on stderr how far it is. An answer that fails has the finish_reason "error" and an "error" that tells
+    why; the others go on, and the exit code is 1.
 
     Answers are drawn at temperature 0.7 among the likeliest tokens (--top-p 0.95), the same at every start; --seed gives
     others, and --temperature 0 takes the likeliest token each time.
@@ -58,6 +59,12 @@ def generate(
     llm.close()
     _write(completions, output)
     say(_summary(completions, seconds))
+    failures = [line for line in map(_failure, completions) if line]
+    for line in failures[:FAILURES_TOLD]:
+        say(line)
+    if failures:
+        say(f'{len(failures)} of {len(completions)} answers failed; their lines have an "error".')
+        raise typer.Exit(1)
 
 
 class Pace:
@@ -83,6 +90,8 @@ class Pace:
 
 FIRST_WORD_SECONDS = 2.0
 LONGEST_SILENCE_SECONDS = 60.0
+FAILURES_TOLD = 10
+"""Failed answers that are told one by one on stderr."""
 
 
 def _prompts(typed: list[str], path: Path | None) -> list[str]:
@@ -117,7 +126,10 @@ def _tokens(llm: LLM, number: int, text: str, chat: bool) -> list[int]:
     tokens = llm.tokens_of_chat([{"role": "user", "content": text}]) if chat else llm.loaded.tokenizer.encode(text)
     if not tokens:
         raise BadValue(f"Prompt {number} has 0 tokens, and at least 1 is needed.", param="prompt")
-    llm.room_after(tokens)
+    try:
+        llm.room_after(tokens)
+    except PromptTooLong as error:
+        raise BadValue(f"Prompt {number} is too long. {error.message}", param="prompt") from error
     return tokens
 
 
@@ -134,9 +146,18 @@ def _write(completions: Iterable[Completion], path: Path | None) -> None:
 
 def _write_lines(completions: Iterable[Completion], file: TextIO) -> None:
     for completion in completions:
-        line = asdict(completion)
+        line = asdict(replace(completion, error=None))
         line["completion_tokens"] = len(line.pop("tokens"))
+        del line["error"]
+        if completion.error is not None:
+            line["error"] = {"message": completion.error.message, "code": completion.error.code}
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _failure(completion: Completion) -> str | None:
+    if completion.error is None:
+        return None
+    return f"prompt {completion.prompt}, choice {completion.choice}: {completion.error.message}"
 
 
 def _summary(completions: list[Completion], seconds: float) -> str:

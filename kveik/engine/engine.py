@@ -15,13 +15,16 @@ from kveik.clock import Clock
 from kveik.engine.record import Recorder
 from kveik.engine.stream import TokenEvent
 from kveik.engine.transfers import Transfers
-from kveik.errors import Overloaded
+from kveik.errors import NonFiniteLogits, Overloaded, StepFailed
 from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
 from kveik.schedule.plan import PromptLogprobs, Settled, StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+IDS_TOLD = 8
+"""Requests that one line of the log names."""
 
 
 class Executor(Protocol):
@@ -195,11 +198,16 @@ class Engine:
         """Most have a token and nothing else to tell, so that only the others cost more than an integer."""
         news: list[int | TokenEvent] = outcome.tokens.tolist()
         ends = {place: finished.reason for place, finished in zip(settled.places, settled.finished, strict=True)}
-        for place in {*ends, *outcome.failed, *outcome.logprobs}:
+        if outcome.failed:
+            ids = ", ".join(sampling[place].request.id for place in sorted(outcome.failed)[:IDS_TOLD])
+            logger.error("The logits of %d sequences were not finite, so they end: %s", len(outcome.failed), ids)
+        for place in outcome.failed:
+            news[place] = TokenEvent.failed(sampling[place].choice, NonFiniteLogits())
+        for place in {*ends, *outcome.logprobs} - outcome.failed:
             sequence = sampling[place]
             news[place] = TokenEvent(
                 choice=sequence.choice,
-                token=None if place in outcome.failed else int(outcome.tokens[place]),
+                token=int(outcome.tokens[place]),
                 logprob=outcome.logprobs.get(place),
                 finish_reason=ends.get(place),
                 stop_token=sequence.stop_token,
@@ -219,4 +227,4 @@ class Engine:
         sequences = tuple(self._live[chunk.sequence_id] for chunk in plan.chunks)
         for sequence in sequences:
             self.abort(sequence.id, "error")
-        return StepReport(sequences, [TokenEvent(sequence.choice, None, finish_reason="error") for sequence in sequences])
+        return StepReport(sequences, [TokenEvent.failed(sequence.choice, StepFailed()) for sequence in sequences])

@@ -23,7 +23,7 @@ from kveik.engine.distance import Distances, Floats, distances
 from kveik.engine.evaluation import Evaluation, GreedyAgreement, Side, divergence_of, loss_of, shift_of
 from kveik.engine.excerpts import Tokens, prompts, windows
 from kveik.engine.listening import Logits, executor_of, head_of, read_text
-from kveik.engine.llm import LLM
+from kveik.engine.llm import LLM, none_failed
 from kveik.errors import BadValue, Unreachable
 from kveik.model.catalogue import find_model
 from kveik.model.weights import open_model
@@ -281,7 +281,7 @@ def _write(llm: LLM, prompts: Sequence[Tokens], progress: _Progress, whose: str)
         return []
     progress.say(f"writing with {whose}")
     room = min(NEW_TOKENS, min(llm.room_after(prompt) for prompt in prompts))
-    answers = llm.generate(prompts, SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True))
+    answers = none_failed(llm.generate(prompts, SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True)))
     progress.advance(NEW_TOKENS * len(prompts))
     return [answer.tokens for answer in answers]
 

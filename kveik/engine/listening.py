@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kveik.engine.distance import NOT_FINITE
 from kveik.engine.executor import ModelExecutor
-from kveik.engine.llm import LLM
+from kveik.engine.llm import LLM, none_failed
 from kveik.errors import Broken
 from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
@@ -91,7 +91,7 @@ def read_text(llm: LLM, tokens: Sequence[int], progress: Callable[[int], None]) 
 
     executor.decoder = Listening(decoder, hear)
     try:
-        llm.generate([tokens], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+        none_failed(llm.generate([tokens], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)))
     except Broken:
         if heard and not all(bool(torch.isfinite(hidden).all()) for hidden in heard):
             raise Broken(NOT_FINITE) from None

@@ -31,6 +31,9 @@ class Completion:
     cached_tokens: int
     """Prompt tokens that were found in the cache."""
 
+    error: Broken | None = None
+    """What went wrong, where `finish_reason` is "error"; text and tokens are what had come until then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answering:
@@ -70,11 +73,14 @@ class LLM:
     def stream(
         self, prompt: Items[int], sampling: SamplingParams, *, cache_salt: str | None = None
     ) -> Generator[Delta, None, None]:
-        """One prompt's deltas as they come. Closing the iterator frees the request's blocks."""
+        """One prompt's deltas as they come. Closing it frees the request's blocks. Raises `Broken` for one that failed."""
         answering = self.submit(prompt, sampling, cache_salt=cache_salt)
         try:
             while not answering.text.finished:
-                yield from self.step().get(answering.text, [])
+                for delta in self.step().get(answering.text, []):
+                    if delta.error is not None:
+                        raise delta.error
+                    yield delta
         finally:
             self.abort(answering)
 
@@ -87,6 +93,7 @@ class LLM:
     ) -> list[Completion]:
         """Answers to all prompts, in their order, choice by choice; the engine batches them as memory allows.
 
+        A choice that fails has its `error`, and the others go on; `none_failed` is for whoever needs them all.
         progress: told after every step how many prompts have been answered in full.
         """
         waiting = list(reversed(list(enumerate(prompts))))
@@ -154,8 +161,6 @@ class LLM:
 
     def _take(self, answering: Answering, sequence_id: int, event: TokenEvent, news: dict[RequestText, list[Delta]]) -> None:
         for delta in answering.text.take([event]):
-            if delta.finish_reason == "error":
-                raise Broken("A request failed inside the engine.")
             if delta.finish_reason is not None:
                 self._forget(sequence_id, "stop")
             news.setdefault(answering.text, []).append(delta)
@@ -176,4 +181,13 @@ def _completion(number: int, choice: int, deltas: list[Delta], text: RequestText
         finish_reason=reason,
         prompt_tokens=len(text.request.prompt),
         cached_tokens=text.cached_tokens,
+        error=deltas[-1].error,
     )
+
+
+def none_failed(completions: list[Completion]) -> list[Completion]:
+    """The same. Raises the error of the first that failed."""
+    for completion in completions:
+        if completion.error is not None:
+            raise completion.error
+    return completions

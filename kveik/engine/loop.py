@@ -20,9 +20,8 @@ from typing import Any
 from kveik.config import StreamConfig
 from kveik.engine.engine import Engine, StepReport
 from kveik.engine.stream import RequestStream, TokenEvent
-from kveik.errors import Overloaded
+from kveik.errors import EngineStopped, Overloaded
 from kveik.request.request import Request
-from kveik.request.sequence import FinishReason
 from kveik.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -58,6 +57,8 @@ class Nudge:
 
 
 Message = Nudge | Submit | Abort | Call
+Fault = type[EngineStopped] | None
+"""Why everybody is ended: None, because we stop."""
 
 
 class EngineLoop:
@@ -173,10 +174,10 @@ class EngineLoop:
                 # A fault outside the model's step (plan, settle, delivery): the books may be wrong, so nobody is served on.
                 logger.exception("The step loop broke; it stops and every request ends with an error.")
                 self.drain()
-                self._end_all("error")
+                self._end_all(EngineStopped)
                 self._wake_readers()
                 return
-        self._end_all("abort")
+        self._end_all(None)
         self._wake_readers()
 
     def _read_mail(self) -> None:
@@ -229,7 +230,7 @@ class EngineLoop:
 
     def _abort(self, stream: RequestStream, choice: int | None) -> None:
         if choice is None:
-            self._end(stream, "abort")
+            self._end(stream)
             return
         # A choice that its reader ended had found a stop string.
         sequence_id = self._sequences.get(stream, {}).get(choice)
@@ -264,32 +265,32 @@ class EngineLoop:
 
     def _overrun(self, stream: RequestStream) -> None:
         self._engine.recorder.overrun()
-        self._end(stream, "abort")
+        self._end(stream)
 
-    def _end(self, stream: RequestStream, reason: FinishReason) -> None:
+    def _end(self, stream: RequestStream, fault: Fault = None) -> None:
         """End all choices of a stream from our side, and tell its reader."""
         for choice, sequence_id in list(self._sequences.get(stream, {}).items()):
             self._forget(sequence_id)
-            self._engine.abort(sequence_id, reason)
-            stream.put(TokenEvent(choice, None, finish_reason=reason))
+            self._engine.abort(sequence_id, "abort" if fault is None else "error")
+            stream.put(_last_word(choice, fault))
         self._woken.add(stream)
 
-    def _end_all(self, reason: FinishReason) -> None:
+    def _end_all(self, fault: Fault) -> None:
         while True:
             try:
                 message = self._mailbox.get_nowait()
             except queue.Empty:
                 break
             if isinstance(message, Submit):
-                self._refuse_late(message.stream, reason)
+                self._refuse_late(message.stream, fault)
             elif isinstance(message, Call):
                 message.answer.cancel()
         for stream in list(self._sequences):
-            self._end(stream, reason)
+            self._end(stream, fault)
 
-    def _refuse_late(self, stream: RequestStream, reason: FinishReason) -> None:
+    def _refuse_late(self, stream: RequestStream, fault: Fault) -> None:
         for choice in range(stream.request.sampling.n):
-            stream.put(TokenEvent(choice, None, finish_reason=reason))
+            stream.put(_last_word(choice, fault))
         self._woken.add(stream)
 
     def _forget(self, sequence_id: int) -> None:
@@ -312,6 +313,11 @@ class EngineLoop:
                 for stream in streams:
                     self._abort(stream, None)
                 self._woken.difference_update(streams)
+
+
+def _last_word(choice: int, fault: Fault) -> TokenEvent:
+    # An error of its own for each: whoever raises one writes into it.
+    return TokenEvent(choice, None, finish_reason="abort") if fault is None else TokenEvent.failed(choice, fault())
 
 
 def _wake(streams: list[RequestStream]) -> None:

@@ -31,6 +31,9 @@ class Delta:
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the choice."""
 
+    error: Broken | None = None
+    """What went wrong, where `finish_reason` is "error"."""
+
 
 class Stream(Protocol):
     """One request's results. Read from one task of an event loop."""
@@ -79,6 +82,14 @@ class TokenEvent(NamedTuple):
     stop_token: int | None = None
     """The token that ended the choice, where a stop or end token did; its text is not part of the answer."""
 
+    error: Broken | None = None
+    """What went wrong, where `finish_reason` is "error"."""
+
+    @classmethod
+    def failed(cls, choice: int, error: Broken) -> TokenEvent:
+        """The choice ends without a token, and this is why."""
+        return cls(choice, None, finish_reason="error", error=error)
+
 
 class ChoiceText:
     """Turns one choice's tokens into deltas, and finds its stop strings."""
@@ -112,9 +123,16 @@ class ChoiceText:
         text = piece.text
         if last.finish_reason is not None:
             text += self._detokenizer.finish()
-        return self._delta(text, arrived, last.finish_reason, last.stop_token)
+        return self._delta(text, arrived, last.finish_reason, last.stop_token, last.error)
 
-    def _delta(self, text: str, events: list[TokenEvent], reason: FinishReason | None, stop_reason: str | int | None) -> Delta:
+    def _delta(
+        self,
+        text: str,
+        events: list[TokenEvent],
+        reason: FinishReason | None,
+        stop_reason: str | int | None,
+        error: Broken | None = None,
+    ) -> Delta:
         self.completion_tokens += len(events)
         self.finished = reason is not None
         return Delta(
@@ -124,6 +142,7 @@ class ChoiceText:
             logprobs=tuple(event.logprob for event in events if event.logprob is not None),
             finish_reason=reason,
             stop_reason=stop_reason,
+            error=error,
         )
 
 
@@ -236,9 +255,9 @@ class RequestStream:
             await self._news.wait()
             self._news.clear()
             for delta in self._text.take(self._drain()):
-                if delta.finish_reason == "error":
+                if delta.error is not None:
                     self.abort()
-                    raise Broken("The request failed inside the engine and was ended; others go on.")
+                    raise delta.error
                 if isinstance(delta.stop_reason, str):
                     self._abort(self, delta.choice)
                 yield delta

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kveik.config import EngineConfig
-from kveik.engine.llm import LLM
+from kveik.engine.llm import LLM, none_failed
 from kveik.errors import DoesNotFit
 from kveik.request.request import SamplingParams
 
@@ -112,7 +112,7 @@ def _decode(llm: LLM, prompts: Iterator[list[int]], batch: int, repeats: int) ->
 def _seconds(llm: LLM, prompts: list[list[int]], *, new: int) -> float:
     sampling = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
     start = time.perf_counter()
-    llm.generate(prompts, sampling)
+    none_failed(llm.generate(prompts, sampling))
     return time.perf_counter() - start
 
 

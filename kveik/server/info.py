@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kveik import __version__
-from kveik.errors import BadValue, Broken, ModelNotFound, NotAuthorized, Overloaded
+from kveik.errors import BadValue, EngineStopped, ModelNotFound, NotAuthorized, Overloaded
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.server.body import read_body
 from kveik.server.envelope import error_response, json_response
@@ -123,7 +123,7 @@ async def health(request: Request) -> Response:
     except Overloaded as draining:
         return error_response(draining)
     if not state.alive():
-        return error_response(Broken("The engine has stopped; the server must be started again."))
+        return error_response(EngineStopped())
     return json_response({"status": "ok"})
 
 

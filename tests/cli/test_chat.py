@@ -13,7 +13,7 @@ import pytest
 
 from kveik.cli.chat import Conversation, converse
 from kveik.engine.stream import Delta
-from kveik.errors import BadValue, PromptTooLong
+from kveik.errors import BadValue, Broken, NonFiniteLogits, PromptTooLong
 from kveik.request.request import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=8)
@@ -25,6 +25,9 @@ class ScriptedLLM:
     def __init__(self, words: Sequence[str], *, interrupt_after: int | None = None, context: int = 1000) -> None:
         self.words, self.interrupt_after, self.context = words, interrupt_after, context
         self.asked: list[list[dict[str, object]]] = []
+        self.fault: Broken | None = None
+        """Raised after the first word."""
+
         self.closed = 0
         self.loaded = SimpleNamespace(max_model_len=context)
 
@@ -37,6 +40,8 @@ class ScriptedLLM:
             raise PromptTooLong(tokens=len(prompt), allowed=self.context)
         try:
             for number, word in enumerate(self.words):
+                if number and self.fault is not None:
+                    raise self.fault
                 if number == self.interrupt_after:
                     os.kill(os.getpid(), signal.SIGINT)
                 yield Delta(0, word, (number,), finish_reason="stop" if number == len(self.words) - 1 else None)
@@ -103,6 +108,20 @@ def test_a_full_context_is_only_told_in_a_terminal(monkeypatch: pytest.MonkeyPat
     captured = capsys.readouterr()
     assert "/clear starts a new one." in captured.err
     assert captured.out.endswith("Yes.\n> \n")
+
+
+def test_an_answer_that_fails_ends_its_turn_in_a_terminal_and_a_pipe_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["Warm", " wort."])
+    llm.fault = NonFiniteLogits()
+    converse_with(llm, "One?\nTwo?\n", monkeypatch, interactive=True)
+    captured = capsys.readouterr()
+    assert captured.out.count("Warm\n") == 2
+    assert captured.err.count("not finite") == 2
+    assert len(llm.asked[1]) == 1, "what failed is no part of the conversation"
+    with pytest.raises(NonFiniteLogits):
+        converse_with(llm, "One?\n", monkeypatch)
 
 
 def test_what_a_template_refuses_is_only_told_in_a_terminal(

@@ -1,10 +1,20 @@
-"""How a long `kveik generate` tells that it is alive."""
+"""What `kveik generate` makes of prompts that fail, and how a long one tells that it is alive."""
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+
 import pytest
+import tokenizers
+from safetensors.torch import load_file, save_file
 
 from kveik.cli.generate import Pace
+from kveik.cli.main import run
+from tests.engine.tiny import save_tiny_llama
+
+GREEDY = ("--temperature", "0", "--max-tokens", "6", "--ignore-eos", "--dtype", "float32", "--max-model-len", "64")
 
 
 def said_after(seconds: float, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -34,3 +44,48 @@ def test_the_last_answer_is_told_by_the_summary_alone(capsys: pytest.CaptureFixt
     now = 50.0
     pace.show(3)
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture(scope="module")
+def allergic(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that computes NaN wherever the letter z was read."""
+    folder = save_tiny_llama(tmp_path_factory.mktemp("allergic"))
+    (letter,) = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("z").ids
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][letter] = math.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def test_a_prompt_that_fails_is_told_and_the_others_are_answered(allergic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ("warm wort is good for yeast", "warm wort is good for ziest", "straw")
+    code = run(["generate", allergic, *GREEDY, *(word for text in prompts for word in ("-p", text))])
+    captured = capsys.readouterr()
+    first, failed, last = (json.loads(line) for line in captured.out.splitlines())
+    assert code == 1
+    assert failed["finish_reason"] == "error"
+    assert failed["error"]["code"] == "non_finite_logits"
+    assert (failed["prompt"], failed["text"], failed["completion_tokens"]) == (1, "", 0)
+    for answer in (first, last):
+        assert (answer["finish_reason"], answer["completion_tokens"]) == ("length", 6)
+        assert "error" not in answer
+    assert "prompt 1, choice 0: The model's logits were not finite" in captured.err
+    assert "1 of 3 answers failed" in captured.err
+
+
+def test_many_failures_are_told_as_a_number(allergic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"z{number}\n" for number in range(30)), encoding="utf-8")
+    assert run(["generate", allergic, *GREEDY, "--prompts-file", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 30
+    assert captured.err.count("no token could be chosen") == 10
+    assert "30 of 30 answers failed" in captured.err
+
+
+def test_a_prompt_that_is_too_long_is_named(allergic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", allergic, *GREEDY, "-p", "short", "-p", "x" * 65]) == 1
+    captured = capsys.readouterr()
+    assert "Prompt 1 is too long." in captured.err
+    assert "65 prompt tokens" in captured.err
+    assert captured.out == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.build import open_engine
-from kveik.engine.llm import LLM
-from kveik.errors import BadValue, ModelBroken, PromptTooLong, Unreachable, Unsupported
+from kveik.engine.llm import LLM, none_failed
+from kveik.errors import BadValue, ModelBroken, NonFiniteLogits, PromptTooLong, Unreachable, Unsupported
 from kveik.request.request import SamplingParams
 from tests.engine.tiny import save_tiny_llama
 
@@ -123,6 +124,22 @@ def test_more_prompts_than_the_queue_holds_are_answered_all_the_same(folder: Pat
     llm = LLM(few)
     answers = llm.generate([[number] * 5 for number in range(20)], SamplingParams(max_tokens=2, ignore_eos=True, n=2))
     assert [(answer.prompt, answer.choice) for answer in answers] == [(number // 2, number % 2) for number in range(40)]
+
+
+def test_a_stream_that_fails_raises_what_failed_and_leaves_the_engine_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(config(folder), quiet)
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    logits = llm.loaded.engine.executor.decoder.logits  # type: ignore[attr-defined]  # the real executor
+    with monkeypatch.context() as patch:
+        patch.setattr(type(llm.loaded.engine.executor.decoder), "logits", lambda self, hidden: logits(hidden) * math.nan)  # type: ignore[attr-defined]  # the real executor
+        with pytest.raises(NonFiniteLogits):
+            list(llm.stream([1, 2, 3], sampling))
+        with pytest.raises(NonFiniteLogits):
+            none_failed(llm.generate([[1, 2, 3]], sampling))
+    assert len(none_failed(llm.generate([[1, 2, 3]], sampling))[0].tokens) == 4
+    llm.loaded.engine.scheduler.check()
 
 
 def test_threads_are_those_of_the_plan(folder: Path) -> None:

@@ -86,15 +86,31 @@ def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_return_at_once() -
     assert fake.idle()
 
 
-def test_a_sequence_whose_logits_are_not_finite_ends_alone() -> None:
+def test_a_sequence_whose_logits_are_not_finite_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeEngine()
     ids = [fake.engine.add(request(range(start, start + 20)))[0] for start in (0, 100, 200)]
     fake.executor.fail_sequence = lambda sequence: sequence.id == ids[1] and sequence.output_count == 3
     tokens = run(fake)
     assert [len(tokens[one]) for one in ids] == [8, 3, 8]
+    assert "were not finite" in caplog.text, "the log tells it"
     reasons = Counter(event.reason for event in fake.of_kind(RequestFinished))  # type: ignore[attr-defined]  # of that kind
     assert reasons == {"length": 2, "error": 1}
     assert fake.idle()
+
+
+def test_who_failed_is_told_whether_the_logits_or_the_step_was_at_fault() -> None:
+    fake = FakeEngine()
+    bad, good = (fake.engine.add(request(range(start, start + 20)))[0] for start in (0, 100))
+    fake.executor.fail_sequence = lambda sequence: sequence.id == bad
+    fake.executor.fail_step = lambda plan: len(fake.executor.plans) == 4
+    errors: dict[int, object] = {}
+    while fake.engine.has_work:
+        for sequence_id, event in fake.engine.step().events:
+            # An end with an error, and no other, says which.
+            assert (event.error is None) == (event.finish_reason != "error")
+            if event.error is not None:
+                errors[sequence_id] = event.error.code
+    assert errors == {bad: "non_finite_logits", good: "step_failed"}
 
 
 def test_a_step_that_fails_ends_its_sequences_and_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:

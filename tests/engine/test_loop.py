@@ -13,7 +13,7 @@ import pytest
 from kveik.config import ScheduleConfig, StreamConfig
 from kveik.engine.loop import EngineLoop
 from kveik.engine.stream import RequestStream
-from kveik.errors import Broken, Overloaded
+from kveik.errors import EngineStopped, NonFiniteLogits, Overloaded, StepFailed
 from kveik.observe.events import RequestFinished, StreamOverrun
 from kveik.request.sequence import Sequence
 from tests.engine.fakes import EOS, FakeEngine, NextToken, counting, request, spelled
@@ -201,10 +201,22 @@ def test_a_failed_sequence_raises_for_its_own_reader_alone() -> None:
         async def work() -> None:
             good = server.loop.submit(request([1] * 20, max_tokens=32))
             bad = server.loop.submit(request([7] * 20, max_tokens=32))
-            with pytest.raises(Broken, match="ended; others go on"):
+            with pytest.raises(NonFiniteLogits, match="ended, others go on"):
                 await text_of(bad)
             assert (await text_of(good))[1] == "length"
             assert await server.becomes_idle()
+
+        asyncio_run(work)
+
+
+def test_a_failed_step_raises_for_its_readers_as_what_it_is() -> None:
+    with running(endless) as server:
+        server.fake.executor.fail_step = lambda plan: len(server.fake.executor.plans) == 3
+
+        async def work() -> None:
+            with pytest.raises(StepFailed, match="failed inside the engine"):
+                await text_of(server.loop.submit(request([1] * 20, max_tokens=32)))
+            assert (await text_of(server.loop.submit(request([2] * 20, max_tokens=32))))[1] == "length"
 
         asyncio_run(work)
 
@@ -268,7 +280,7 @@ def test_a_broken_loop_ends_every_stream_with_an_error_and_takes_no_more() -> No
                 raise AssertionError("a law is broken")
 
             server.fake.scheduler.settle = settle  # type: ignore[method-assign, assignment]  # a fault in the books
-            with pytest.raises(Broken):
+            with pytest.raises(EngineStopped, match="started again"):
                 await text_of(stream)
             with pytest.raises(Overloaded):
                 server.loop.submit(request())

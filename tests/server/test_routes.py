@@ -268,7 +268,9 @@ def test_a_choice_that_fails_is_500_whole_and_an_error_event_streamed(path: str)
     with running(exactly([*ids("Hello"), NonFiniteLogits()])) as server, httpx.Client(base_url=server.url) as client:
         whole = client.post(path, json=body_for(path))
         assert whole.status_code == 500
-        assert whole.json()["error"]["type"] == "server_error"
+        error = whole.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "non_finite_logits")
+        assert "not finite" in error["message"]
         streamed = client.post(path, json=body_for(path, stream=True))
         assert streamed.status_code == 200
         events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.split("\n\n") if line]

@@ -59,6 +59,10 @@ class KveikEngine:
 
     def step(self) -> list[int]:
         for text, deltas in self._llm.step().items():
+            for delta in deltas:
+                # A figure of an engine that fails would be no figure.
+                if delta.error is not None:
+                    raise delta.error
             self._counts[id(text)] += sum(len(delta.tokens) for delta in deltas)
         return [self._counts[id(answering.text)] for answering in self._answering]
 
