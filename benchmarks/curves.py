@@ -63,7 +63,9 @@ def grid(axes: Axes, panel: Panel, x: str, y: str) -> list[str]:
         parts += [line(left, level, right, level), text(left - 6, level + 4, f"{tenth / 10:.1f}", anchor="end")]
     for value in sorted({point for curve in panel.curves for point, _ in curve.points}):
         place = axes.x(value)
-        parts += [line(place, TOP, place, floor), text(place, floor + 16, f"{value:,.0f}")]
+        # Five digits side by side would run into each other.
+        number = f"{value:,.0f}" if value < 10_000 else f"{value / 1000:g}k"
+        parts += [line(place, TOP, place, floor), text(place, floor + 16, number)]
     middle = (TOP + floor) / 2
     return [*parts, text((left + right) / 2, floor + 36, x), text(axes.offset + 16, middle, y, turned=True)]
 

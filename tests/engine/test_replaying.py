@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kveik.engine.replaying import ReplaySetting, read_trace, replay
+from kveik.engine.replaying import Policy, ReplaySetting, read_trace, replay
 from kveik.errors import BadValue, Unreachable
 
-TRACE = Path(__file__).parents[1] / "traces" / "synthetic_700.jsonl.gz"
+TRACES = Path(__file__).parents[1] / "traces"
+TRACE, CONVERSATION = TRACES / "synthetic_700.jsonl.gz", TRACES / "conversation_1200.jsonl.gz"
 LINE = '{"timestamp": 1500, "input_length": 1030, "output_length": 7, "hash_ids": [3, 4, 9]}\n'
 
 
@@ -70,3 +71,18 @@ def test_with_the_running_request_inside_a_pool_finds_a_little_less() -> None:
 def test_a_pool_that_cannot_hold_the_running_request_is_refused() -> None:
     with pytest.raises(BadValue, match="longest"):
         replay(read_trace(TRACE), ReplaySetting(blocks=10, inside=True), 0)
+
+
+@pytest.mark.slow
+def test_the_pool_and_its_policies_are_quick() -> None:
+    """Block touches per second, and what the policy adds to a request: the best of three runs, as others run too."""
+    requests = read_trace(CONVERSATION)
+
+    def best(policy: Policy) -> tuple[float, float]:
+        runs = [replay(requests, ReplaySetting(blocks=1000, policy=policy), 0) for _ in range(3)]
+        return max(one.touches_per_second for one in runs), min(one.microseconds_per_request for one in runs)
+
+    (recency, plain), (learnt, whole) = best("lru"), best("hazard")
+    assert recency >= 100_000
+    assert learnt >= 50_000
+    assert whole - plain <= 60
