@@ -15,6 +15,7 @@ import typer
 
 from kveik.cli.command import single
 from kveik.cli.fetch import with_model
+from kveik.cli.interrupts import interruptible
 from kveik.cli.options import CACHE, MODEL, SAMPLING, SCHEDULE, STREAM, Settings, takes
 from kveik.cli.say import say
 from kveik.cli.setting import Drawn, Slice
@@ -63,13 +64,11 @@ def chat(
     """
     interactive = sys.stdin.isatty()
     llm = LLM(with_model(settings.engine))
-    try:
+    with interruptible(), contextlib.closing(llm):
         if interactive:
             seed = settings.of(StreamConfig).seed
             say(f"{settings.engine.model.model}, {llm.loaded.max_model_len} tokens of context, --seed {seed}. {HELP}")
         converse(Conversation(llm, settings.of(SamplingParams), system), interactive=interactive)
-    finally:
-        llm.close()
 
 
 def converse(conversation: Conversation, *, interactive: bool) -> None:

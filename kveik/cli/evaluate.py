@@ -14,6 +14,7 @@ from rich.table import Table
 from kveik.cli.against import baseline_of
 from kveik.cli.command import single
 from kveik.cli.fetch import with_model
+from kveik.cli.interrupts import interruptible
 from kveik.cli.options import ENGINE, Settings, takes
 from kveik.engine.evaluate import EvaluationProgress, Task
 from kveik.engine.evaluate import evaluate as measure
@@ -67,7 +68,7 @@ def evaluate(
     except BadValue as error:
         raise typer.BadParameter(error.message) from error
     config, baseline = with_model(settings.engine), with_model(baseline)
-    with EvaluationDisplay() as display:
+    with interruptible(), EvaluationDisplay() as display:
         found = measure(config, baseline, task, display.show)
     show = _print_json if as_json else _print
     show(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from kveik.cli.interrupts import interruptible
 from kveik.config import EngineConfig
 from kveik.errors import Unreachable
 from kveik.model.catalogue import CATALOGUE, PullProgress, find_model, is_hub_id, pull
@@ -27,7 +28,7 @@ def fetch_model(name: str) -> Path:
         return found
     if name not in CATALOGUE and not is_hub_id(name):
         raise Unreachable(_unknown(name))
-    with PullDisplay(name) as display:
+    with interruptible(), PullDisplay(name) as display:
         return pull(CATALOGUE[name], progress=display.show) if name in CATALOGUE else pull_hub(name, progress=display.show)
 
 

@@ -14,6 +14,7 @@ import typer
 
 from kveik.cli.command import single
 from kveik.cli.fetch import with_model
+from kveik.cli.interrupts import interruptible
 from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
 from kveik.cli.say import say
 from kveik.engine.llm import LLM, Completion
@@ -53,11 +54,12 @@ def generate(
     llm = LLM(with_model(settings.engine), say)
     tokens = [_tokens(llm, number, text, chat) for number, text in enumerate(prompts)]
     start = time.perf_counter()
-    completions = llm.generate(tokens, settings.of(SamplingParams), Pace(len(tokens), time.perf_counter).show)
-    seconds = time.perf_counter() - start
-    # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose books need not be in order.
-    llm.close()
-    _write(completions, output)
+    with interruptible():
+        completions = llm.generate(tokens, settings.of(SamplingParams), Pace(len(tokens), time.perf_counter).show)
+        seconds = time.perf_counter() - start
+        # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose books need not be in order.
+        llm.close()
+        _write(completions, output)
     say(_summary(completions, seconds))
     failures = [line for line in map(_failure, completions) if line]
     for line in failures[:FAILURES_TOLD]:

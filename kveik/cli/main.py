@@ -14,6 +14,7 @@ import typer
 from kveik import __version__
 from kveik.cli.command import WIDTH, Command, LazyGroup
 from kveik.cli.foreign import advice_for
+from kveik.cli.interrupts import INTERRUPTED, end_at_once_on_ctrl_c
 from kveik.errors import KveikError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -85,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
     except KveikError as error:
         return _complain(error.message, 1)
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return INTERRUPTED
     return int(code or 0)
 
 
@@ -104,7 +105,9 @@ def _complain(message: str, code: int) -> int:
 
 
 def main() -> None:
-    """The `kveik` command."""
+    """The `kveik` command, once it is loaded."""
+    # Again, for whoever comes in by this door instead of `kveik.cli.start`.
+    end_at_once_on_ctrl_c()
     bound_spinning(os.environ)
     sys.exit(run(sys.argv[1:]))
 
