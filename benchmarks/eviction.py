@@ -16,11 +16,15 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.curves import Curve, Panel, drawing
 from benchmarks.pages import table, write_section
 from benchmarks.traces import agents, cycle
-from kveik.cache.replay import TraceRequest
-from kveik.engine.replaying import Policy, ReplayFigures, ReplaySetting, read_trace, replay
+from kveik.cache.eviction import reuse
+from kveik.cache.eviction.hazard import HazardPolicy
+from kveik.cache.replay import Replay, TraceRequest
+from kveik.engine.replaying import BLOCK_TOKENS, Policy, ReplayFigures, ReplaySetting, read_trace, replay
 
 SIZES = (300, 1000, 3000, 10_000, 30_000, 50_000)
 TWO = (1000, 10_000)
@@ -87,7 +91,13 @@ def measure_trace(path: Path, seeds: int) -> dict[str, dict[str, float]]:
     everything = len({key for request in requests for key in request.keys})
     unbounded = {"lru-plain": hit_ratio(runs(requests, ReplaySetting(blocks=everything, policy="lru-plain"), 1))}
     inside = {str(size): hit_ratio(runs(requests, ReplaySetting(blocks=size, inside=True), seeds)) for size in (1000, 3000)}
-    return {**found, "without a bound": unbounded, "hazard, inside": inside, **two_stores(requests, seeds)}
+    return {
+        **found,
+        "without a bound": unbounded,
+        "hazard, inside": inside,
+        **two_stores(requests, seeds),
+        **reuse_rates(requests),
+    }
 
 
 def two_stores(requests: Sequence[TraceRequest], seeds: int) -> dict[str, dict[str, float]]:
@@ -107,6 +117,23 @@ def two_stores(requests: Sequence[TraceRequest], seeds: int) -> dict[str, dict[s
             "µs": statistics.fmean(one.microseconds_per_request for one in figures),
         }
     return found
+
+
+def reuse_rates(requests: Sequence[TraceRequest]) -> dict[str, dict[str, float]]:
+    """What hazard has learnt of sessions at the end of a trace: uses per 1,000 seconds, weighed as it does, by age and turn."""
+    policy = HazardPolicy(BLOCK_TOKENS, random.Random(0))
+    world = Replay(TWO[1], policy, beside=max(len(request.keys) for request in requests))
+    for request in requests:
+        world.serve(request)
+        world.learn()
+    used, seconds = (table[: reuse.SESSIONS] for table in policy.spells(requests[-1].came))
+    by_turn = [table.reshape(reuse.TURNS, -1).sum(axis=1) for table in (used, seconds)]
+    ages = [(1 << place) // 2 for place in range(2, 13)]
+    by_age = 1000 * used.sum(axis=0) / np.maximum(seconds.sum(axis=0), 1.0)
+    return {
+        "uses per 1,000 s from age": {str(age): float(by_age[reuse.bucket(age)]) for age in ages},
+        "uses per 1,000 s at turn": dict(zip(("0", "1", "2–3", "4+"), (1000 * by_turn[0] / by_turn[1]).tolist(), strict=True)),
+    }
 
 
 def measure_generated(seeds: int) -> dict[str, dict[str, float]]:
@@ -181,7 +208,18 @@ def section(figures: dict[str, dict[str, dict[str, float]]]) -> str:
         ]
         rows.append([f"{name} trace", *cells, f"{hazard['10000, ms per lesson']:.1f}"])
     parts.append(table(rows))
+    parts.append(rates_table(figures))
     return "\n\n".join(parts)
+
+
+def rates_table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
+    by_age, by_turn = "uses per 1,000 s from age", "uses per 1,000 s at turn"
+    one = figures["conversation"]
+    rows = [["sessions: uses per 1,000 s", *(f"{age} s" for age in one[by_age]), *(f"turn {turn}" for turn in one[by_turn])]]
+    for name in ("conversation", "synthetic"):
+        values = [*figures[name][by_age].values(), *figures[name][by_turn].values()]
+        rows.append([f"{name} trace", *(f"{value:.2f}" for value in values)])
+    return table(rows)
 
 
 def main() -> None:

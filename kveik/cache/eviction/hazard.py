@@ -338,11 +338,16 @@ class HazardPolicy:
 
     def learn(self, now: float) -> None:
         """Rates from what was used again, what was forgotten, and what goes on ageing."""
-        used, unused = np.array(self._used), np.array(self._unused)
-        time = reuse.exposure(used, unused + self._ageing(now))
+        used, time = self.spells(now)
         self._index = reuse.index(reuse.fit(used, time)).tolist()
-        self._used, self._unused = (used * reuse.FADING).tolist(), (unused * reuse.FADING).tolist()
+        for table in (self._used, self._unused):
+            table[:] = (np.array(table) * reuse.FADING).tolist()
         self._requests = 0
+
+    def spells(self, now: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What was used again, and the weight times seconds in which it could have been; both [KINDS, AGES]."""
+        used = np.array(self._used)
+        return used, reuse.exposure(used, np.array(self._unused) + self._ageing(now))
 
     def _ageing(self, now: float) -> NDArray[np.float64]:
         """Weights of the spells that have not ended, as if they ended now; [KINDS, AGES]."""
