@@ -21,7 +21,9 @@ def read_config_file(path: Path, known: Mapping[str, Setting]) -> dict[str, obje
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Unreachable(f"The configuration file {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise BadValue(f"The configuration file {path} is not UTF-8: {error.reason} at byte {error.start}.") from error
+    except tomllib.TOMLDecodeError as error:
         raise BadValue(f"The configuration file {path} is not valid TOML: {error}.") from error
     values: dict[str, object] = {}
     for key, value in content.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Annotated
 
@@ -54,7 +55,7 @@ def evaluate(
 
     Both read the same windows of a text, through the cache and in chunks as in service, and answer the same prompts. Figures
     come on stdout, progress on stderr; docs/EVALUATION.md tells what each figure means. The exit code is 1 where perplexity
-    rises by more than --tolerance. One is loaded after the other, so memory for one is enough.
+    rises by more than --tolerance, decided or not. One is loaded after the other, so memory for one is enough.
 
     --against bf16 is the same model with weights, activations, keys and values in bfloat16 and nothing quantised; of a GGUF
     file that means its blocks dequantised. --against file is the same in float32: the file's weights exactly, and slower.
@@ -120,7 +121,20 @@ class EvaluationDisplay:
 
 
 def _print_json(found: Evaluation) -> None:
-    typer.echo(json.dumps({**asdict(found), "within_tolerance": found.within_tolerance}))
+    verdict = {"within_tolerance": found.within_tolerance, "decided": found.decided}
+    typer.echo(json.dumps(_strict({**asdict(found), **verdict}), allow_nan=False))
+
+
+def _strict(value: object) -> object:
+    """The same without numbers that JSON cannot write: null in place of an infinity or NaN."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {key: _strict(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_strict(part) for part in value]
+    return value
 
 
 def _print(found: Evaluation) -> None:

@@ -106,8 +106,10 @@ def _prompts(typed: list[str], path: Path | None) -> list[str]:
 def _read(path: Path) -> list[str]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unreachable(f"The prompts cannot be read from {path}: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise Unreachable(f"The prompts in {path} are not UTF-8: {error.reason} at byte {error.start}.") from error
+    except OSError as error:
+        raise Unreachable(f"The prompts cannot be read from {path}: {error.strerror}.") from error
     lines = [line for line in text.splitlines() if line.strip()]
     return [_json_prompt(line, number) for number, line in enumerate(lines, 1)] if path.suffix == ".jsonl" else lines
 

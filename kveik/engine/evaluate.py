@@ -41,6 +41,9 @@ ROWS = 64
 ROWS_BYTES = 64 << 20
 """Bytes of float32 logits compared at once; six times as much is alive meanwhile."""
 
+PROMPTS_MAX = 1024
+"""Prompts at most: 65,536 tokens of answers from each of the two."""
+
 HIDDEN_BYTES = 4 << 30
 """Bytes of the baseline's hidden states at most."""
 
@@ -64,6 +67,8 @@ class Task:
             if value is not None and not value >= low:
                 flag = "--" + name.removesuffix("_percent")
                 raise BadValue(f"{flag} is {value}; it must be at least {low}.", param=name)
+        if self.prompts > PROMPTS_MAX:
+            raise BadValue(f"--prompts is {self.prompts}; it must be at most {PROMPTS_MAX}.", param="prompts")
 
 
 @dataclass(frozen=True, slots=True)

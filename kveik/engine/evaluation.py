@@ -117,6 +117,11 @@ class Evaluation:
         return self.loss_percent <= self.tolerance_percent
 
     @property
+    def decided(self) -> bool:
+        """Whether the whole of the margin lies on one side of the tolerance."""
+        return self.same or abs(self.loss_percent - self.tolerance_percent) >= self.margin_percent
+
+    @property
     def same(self) -> bool:
         """Whether both computed the very same numbers."""
         return self.divergence.max == 0 and self.loss_percent == 0

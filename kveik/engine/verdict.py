@@ -28,11 +28,13 @@ def quality_sentence(evaluation: Evaluation) -> str:
     if evaluation.same:
         return "The two configurations compute the very same numbers on this text; there is nothing to lose."
     moved = "rose" if loss > 0 else "fell"
-    verdict = "within" if evaluation.within_tolerance else "beyond"
-    sentence = f"Perplexity {moved} by {abs(loss):.2f} % (± {margin:.2f}), {verdict} the tolerance of {tolerance:g} %."
-    if abs(loss - tolerance) < margin:
-        sentence += " The margin reaches across the tolerance; four times as many --tokens halve it."
-    return sentence
+    figure = f"Perplexity {moved} by {abs(loss):.2f} % (± {margin:.2f})"
+    if not evaluation.decided:
+        return (
+            f"{figure}; whether that is within the tolerance of {tolerance:g} % is not decided: the margin reaches across it, "
+            "and four times as many --tokens halve the margin."
+        )
+    return f"{figure}, {'within' if evaluation.within_tolerance else 'beyond'} the tolerance of {tolerance:g} %."
 
 
 def sampling_sentence(evaluation: Evaluation) -> str:

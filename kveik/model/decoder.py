@@ -92,11 +92,11 @@ def _blocks(file: ModelFile, dtype: torch.dtype, why: str) -> Decoder:
 
 
 def _int8(file: ModelFile, dtype: torch.dtype) -> Decoder:
-    if no_kernels_because(file) is None:
+    if (reason := no_kernels_because(file)) is None:
         return load_native_decoder(file, dtype, pack_int8, lambda packed: f"{_kinds(packed)}: as --quantization says")
     check_w8a8()
     return load_torch_decoder(
-        file, dtype, "weights in int8 with a scale per output, multiplied by oneDNN: as --quantization says", w8a8=True
+        file, dtype, f"weights in int8 with a scale per output instead of one per 32 inputs, by oneDNN: {reason}", w8a8=True
     )
 
 

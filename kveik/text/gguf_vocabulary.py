@@ -135,6 +135,12 @@ def _byte_level_core(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     merges = vocabulary.get("merges")
     if not isinstance(merges, list):
         raise ModelBroken("The byte-level vocabulary has no merges (tokenizer.ggml.merges).")
+    long = sum(len(vocabulary.texts[token]) > 1 for token in vocabulary.by_type.get(TokenType.NORMAL, ()))
+    if long and not merges:
+        raise ModelBroken(
+            f"The byte-level vocabulary's list of merges is empty (tokenizer.ggml.merges), and {long} of its tokens can only "
+            "be made by merging. Convert the model again with a current converter."
+        )
     pre = vocabulary.get("pre")
     cutting = pre_tokenization(str(pre) if pre is not None else None, merges)
     core = tokenizers.Tokenizer(_bpe(vocabulary.texts, [_pair(merge) for merge in merges], ignore_merges=cutting.whole_words))

@@ -53,7 +53,7 @@ def heldout_text(source: str) -> HeldOutText:
     path = Path(source)
     text = _read(path)
     if not text.strip():
-        raise BadValue(f"The text in {path.name} is empty.", param="text")
+        raise BadValue(f"The text in {path} is empty.", param="text")
     return HeldOutText(path.name, f"the file {path.name}", text)
 
 
@@ -72,8 +72,11 @@ def _read(path: Path) -> str:
             content = file.read(FILE_BYTES)
     except OSError as error:
         raise Unreachable(
-            f"The text {path.name} cannot be read: {error.strerror}. It is the path of a file, or 'english', or 'code'."
+            f"The text {path} cannot be read: {error.strerror}. --text is the path of a file, or 'english', or 'code'."
         ) from error
+    if (nul := content.find(0)) >= 0:
+        # Valid UTF-8, but no text has it; UTF-16 and most binary formats do.
+        raise BadValue(f"The file {path} is no text in UTF-8: it has a byte 0 at {nul}.", param="text")
     # What was cut off at the end may be half a character.
     ignored = 3 if len(content) == FILE_BYTES else 0
     for cut in range(ignored + 1):
@@ -81,4 +84,4 @@ def _read(path: Path) -> str:
             return content[: len(content) - cut].decode("utf-8")
         except UnicodeDecodeError as error:
             problem = error
-    raise BadValue(f"The text {path.name} is not UTF-8: {problem.reason} at byte {problem.start}.", param="text")
+    raise BadValue(f"The file {path} is no text in UTF-8: {problem.reason} at byte {problem.start}.", param="text")

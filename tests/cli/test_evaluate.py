@@ -70,7 +70,7 @@ def test_json_is_one_object_with_every_figure(model: str, rhyme: str, capsys: py
         run(["evaluate", model, *QUICK, "--json", "--against", "dtype=bfloat16", "--tolerance", "1000", "--text", rhyme]) == 0
     )
     found = json.loads(capsys.readouterr().out)
-    assert found["within_tolerance"] is True
+    assert (found["within_tolerance"], found["decided"]) == (True, True)
     assert found["tolerance_percent"] == 1000
     assert found["baseline"]["settings"] == {"dtype": "bfloat16"}
     assert found["configuration"]["settings"] == {"dtype": "float32"}
@@ -79,6 +79,17 @@ def test_json_is_one_object_with_every_figure(model: str, rhyme: str, capsys: py
         100 * (found["configuration"]["perplexity"] / found["baseline"]["perplexity"] - 1)
     )
     assert len(found["greedy"]["first_differences"]) == 2
+
+
+def test_json_has_null_where_a_figure_is_not_finite(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    # One token is foretold, of which no margin can be told.
+    run(["evaluate", model, *QUICK, "--tokens", "2", "--prompts", "0", "--against", "dtype=bfloat16", "--json"])
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert found["margin_percent"] is None
+    assert found["decided"] is False
 
 
 def test_a_loss_beyond_the_tolerance_is_exit_code_1(
@@ -112,6 +123,7 @@ def test_a_file_may_be_the_text(model: str, tmp_path: Path, capsys: pytest.Captu
         (["--tokens", "many"], 2, "Invalid value for '--tokens'"),
         (["--context", "100000"], 1, "--context is 100000; the model's context holds 4096 tokens"),
         (["--prompts", "-1"], 2, "--prompts is -1"),
+        (["--prompts", "1025"], 2, "--prompts is 1025; it must be at most 1024"),
         (["--tolerance", "-1"], 2, "--tolerance is -1.0"),
         (["--against", "int4"], 2, "--against knows no 'int4'"),
         (["--against", "kv-cache-dtype=int3"], 2, "sets kv-cache-dtype to 'int3'"),

@@ -48,7 +48,14 @@ def test_the_loss_is_held_against_the_tolerance(loss: float, margin: float, word
 
 @pytest.mark.parametrize("loss", [0.45, 0.55])
 def test_a_text_too_short_to_decide_says_how_much_longer_it_must_be(loss: float) -> None:
-    assert "four times as many --tokens halve it" in quality_sentence(replace(FOUND, loss_percent=loss))
+    sentence = quality_sentence(replace(FOUND, loss_percent=loss))
+    assert "is within the tolerance of 0.5 % is not decided" in sentence
+    assert "four times as many --tokens halve" in sentence
+
+
+@pytest.mark.parametrize("margin", [math.inf, math.nan])
+def test_a_margin_that_is_no_number_decides_nothing(margin: float) -> None:
+    assert "not decided" in quality_sentence(replace(FOUND, margin_percent=margin))
 
 
 def test_the_edge_of_the_tolerance_is_within_it() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kveik.errors import Unsupported
+from kveik.model.choice import no_kernels_because
 from kveik.model.decoder import load_decoder
 from kveik.model.w8a8 import W8A8Gated, W8A8Linear, check_w8a8, quantised_rows
 from kveik.model.weights import open_model
@@ -128,6 +129,8 @@ def test_models_of_both_formats_come_near_the_exact_ones(tmp_path, family):
 def test_weights_take_a_byte_each_and_are_told(tmp_path):
     file = open_model(save_folder(tiny_model("llama"), tmp_path / "m"))
     exact, small = load_decoder(file, torch.float32, "bf16"), load_decoder(file, torch.float32, "w8a8")
+    assert no_kernels_because(file) is not None
+    assert str(no_kernels_because(file)) in small.described, "the log says why the native kernels are not used"
     table = 97 * 48 * 4
     assert small.weight_bytes == (exact.weight_bytes - table) // 4 + table
     assert "int8" in small.described

@@ -278,6 +278,7 @@ def test_without_types_only_named_ids_are_special() -> None:
         ({"tokens": None}, "no vocabulary"),
         ({"tokens": []}, "no vocabulary"),
         ({"merges": None}, "no merges"),
+        ({"merges": []}, r"list of merges is empty .*, and \d+ of its tokens"),
         ({"merges": ["nowhere tobefound"]}, "do not fit"),
         ({"token_type": [1, 2]}, "2 types"),
         ({"bos_token_id": 10**6}, "bos_token_id is 1000000"),
@@ -287,6 +288,13 @@ def test_without_types_only_named_ids_are_special() -> None:
 def test_a_contradictory_vocabulary_is_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ModelBroken, match=sentence):
         tokenizer_from_gguf(byte_level_metadata(**keys))
+
+
+def test_a_vocabulary_of_single_bytes_needs_no_merges() -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizer_from_gguf(byte_level_metadata(tokens=letters, token_type=[1] * len(letters), merges=[]))
+    assert tokenizer.decode(tokenizer.encode("Gjær", add_special=False)) == "Gjær"
+    assert len(tokenizer.encode("Gjær", add_special=False)) == 5
 
 
 def test_a_token_that_occurs_twice_is_refused() -> None:

@@ -45,12 +45,13 @@ def test_of_a_long_file_the_beginning_is_read_to_the_last_whole_character(
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        (None, Unreachable, "cannot be read: No such file or directory. It is the path of a file, or 'english', or 'code'"),
+        (None, Unreachable, "cannot be read: No such file or directory. --text is the path of a file, or 'english', or 'code'"),
         (b" \n\t", BadValue, "is empty"),
-        (b"caf\xe9 au lait", BadValue, "is not UTF-8: invalid continuation byte at byte 3"),
-        (b"cut off \xf0\x9f", BadValue, "is not UTF-8: unexpected end of data at byte 8"),
+        (b"caf\xe9 au lait", BadValue, "is no text in UTF-8: invalid continuation byte at byte 3"),
+        (b"cut off \xf0\x9f", BadValue, "is no text in UTF-8: unexpected end of data at byte 8"),
+        (b"GGUF\x03\x00\x00", BadValue, "is no text in UTF-8: it has a byte 0 at 5"),
     ],
-    ids=["no file", "blank", "latin-1", "half a character"],
+    ids=["no file", "blank", "latin-1", "half a character", "binary"],
 )
 def test_what_is_no_text_is_refused(content: bytes | None, error: type[Exception], words: str, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
@@ -59,6 +60,14 @@ def test_what_is_no_text_is_refused(content: bytes | None, error: type[Exception
     with pytest.raises(error, match=r"text\.txt") as refused:
         heldout_text(str(path))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("/", "The text / cannot be read: Is a directory"), ("/nope", "The text /nope cannot")]
+)
+def test_a_path_that_is_no_file_is_named_in_full(path: str, words: str) -> None:
+    with pytest.raises(Unreachable, match=words):
+        heldout_text(path)
 
 
 def test_a_python_without_its_sources_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
