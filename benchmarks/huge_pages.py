@@ -1,18 +1,18 @@
 """Milliseconds per decode step before and after the process moves onto huge pages.
 
-python benchmarks/huge_pages.py ~/.cache/kveik/models/smollm2-135m/*.gguf
+python -m benchmarks.huge_pages ~/.cache/kveik/models/smollm2-135m/*.gguf
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import torch
-from decoder import World
 
+from benchmarks.decoder import World
 from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.model.decoder import Decoder, load_decoder
 from kveik.model.weights import open_model
@@ -35,9 +35,12 @@ def milliseconds(decoder: Decoder, rows: int) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.huge_pages", description=__doc__.partition("\n")[0])
+    parser.add_argument("model", type=Path, help="a file or folder")
+    model = parser.parse_args().model
     torch.set_num_threads(2)
     torch.manual_seed(0)
-    decoder = load_decoder(open_model(Path(sys.argv[1])), torch.bfloat16)
+    decoder = load_decoder(open_model(model), torch.bfloat16)
     for moment in ("small pages", "huge pages"):
         if moment == "huge pages":
             print(f"{collapse_onto_huge_pages() >> 20} MiB moved")

@@ -1,6 +1,6 @@
 """How many of the slots in held blocks hold a token, on the lengths of a production chat trace, by block size.
 
-    python benchmarks/occupancy.py [TRACE.csv]          default: the excerpt in tests/traces
+    python -m benchmarks.occupancy [TRACE.csv]          default: the excerpt in tests/traces
 
 200 requests arrive at once and go through the real scheduler and ledger, 64 at a time, with distinct prompts, so that nothing
 is shared and every slot counted is one sequence's own. Live slots are counted after every step and averaged over all steps.
@@ -8,9 +8,9 @@ is shared and every slot counted is one sequence's own. Live slots are counted a
 
 from __future__ import annotations
 
+import argparse
 import csv
 import random
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +97,16 @@ def _sequences(requests: list[tuple[int, int]]) -> list[Sequence]:
     return sequences
 
 
-if __name__ == "__main__":
-    wanted = lengths(Path(sys.argv[1]) if len(sys.argv) > 1 else TRACE)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.occupancy", description=__doc__.partition("\n")[0])
+    parser.add_argument("trace", nargs="?", type=Path, default=TRACE, help="lengths of prompts and answers, as CSV")
+    wanted = lengths(parser.parse_args().trace)
     print("| block size | live slots in held blocks | if every request reserved its context | running | preemptions |")
     print("|---:|---:|---:|---:|---:|")
     for size in BLOCK_SIZES:
         found = measure(size, wanted)
         print(f"| {size} | {found.live:.1%} | {found.reserved:.1%} | {found.running:.1f} | {found.preemptions} |")
+
+
+if __name__ == "__main__":
+    main()

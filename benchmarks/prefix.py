@@ -1,15 +1,15 @@
 """Time to the first token of a 2,000-token prompt: cold, repeated, and repeated under another salt.
 
-    python benchmarks/prefix.py [MODEL]
+    python -m benchmarks.prefix [MODEL]
 
 Each round has a prompt of its own, so that its first run is cold; the figures are medians over the rounds.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 
@@ -39,7 +39,9 @@ def first_token(llm: LLM, prompt: list[int], salt: str | None = None) -> First:
 
 
 def main() -> None:
-    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prefix", description=__doc__.partition("\n")[0])
+    parser.add_argument("model", nargs="?", default="smollm2-135m", help="a name, file or folder (default: %(default)s)")
+    model = parser.parse_args().model
     llm = LLM(EngineConfig(model=ModelConfig(model=model), cache=CacheConfig(kv_cache_memory_bytes=2 << 30)))
     chance = random.Random(0)
     prompts = [[chance.randrange(1000, 40000) for _ in range(PROMPT_TOKENS)] for _ in range(ROUNDS + 1)]
