@@ -29,10 +29,11 @@ Logits = Callable[[Tensor], Tensor]
 class Listening:
     """A decoder that computes every token's final hidden state, tells of them, and answers with those that were wanted."""
 
-    def __init__(self, decoder: Decoder, hear: Callable[[Tensor], None]) -> None:
+    def __init__(self, decoder: Decoder, hear: Callable[[Tensor], None], start: int = 0) -> None:
+        """`start`: tokens of the text that are found in a cache, and not computed."""
         self._decoder = decoder
         self._hear = hear
-        self._heard = 0
+        self._heard = start
 
     @property
     def spec(self) -> ModelSpec:
@@ -57,7 +58,9 @@ class Listening:
     def forward(self, batch: StepBatch, storage: Sequence[Tensor]) -> Tensor:
         """As the decoder's own, for steps that go on with the one text."""
         count = len(batch.token_ids)
-        assert int(batch.positions[0]) == self._heard, "a sequence that is alone is never preempted nor found in a cache"
+        assert int(batch.positions[0]) == self._heard, (
+            "a text that is alone is never preempted, and what is found of it is known"
+        )
         self._heard += count
         hidden = self._decoder.forward(replace(batch, wanted=torch.arange(count)), storage)
         self._hear(hidden)
@@ -74,11 +77,12 @@ def executor_of(llm: LLM) -> ModelExecutor:
     return executor
 
 
-def read_text(llm: LLM, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+def read_text(llm: LLM, tokens: Sequence[int], progress: Callable[[int], None], *, found: int = 0) -> Tensor:
     """The final hidden states of a text's tokens, [tokens, hidden], in the type that the decoder gives.
 
-    The engine must be idle and without prefix caching, and its context must have room for one token more. progress: gets the
-    tokens of each chunk. Raises Broken where the model's values are not finite.
+    The engine must be idle, and its context must have room for one token more. found: tokens that it has in its cache or loads;
+    the states are of those behind them. progress: gets the tokens of each chunk. Raises Broken where the model's values are
+    not finite.
     """
     executor = executor_of(llm)
     decoder = executor.decoder
@@ -89,7 +93,7 @@ def read_text(llm: LLM, tokens: Sequence[int], progress: Callable[[int], None]) 
         heard.append(hidden.clone())
         progress(len(hidden))
 
-    executor.decoder = Listening(decoder, hear)
+    executor.decoder = Listening(decoder, hear, found)
     try:
         none_failed(llm.generate([tokens], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)))
     except Broken:

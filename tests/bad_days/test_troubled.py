@@ -29,7 +29,9 @@ CAPACITY = 4 << 20
 Known = tuple[str, list[Asked]]
 
 
-@pytest.fixture(scope="module", params=[save_tiny_llama, save_tiny_gemma], ids=["llama", "gemma"])
+@pytest.fixture(
+    scope="module", params=[save_tiny_gemma, pytest.param(save_tiny_llama, marks=pytest.mark.slow)], ids=["gemma", "llama"]
+)
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
     save: Callable[[Path], Path] = request.param
     model = str(save(tmp_path_factory.mktemp("tiny")))

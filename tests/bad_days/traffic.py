@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kveik.engine.llm import LLM, Answering
 from kveik.engine.stream import RequestText
@@ -60,17 +61,25 @@ class Traffic:
         self._running: dict[RequestText, tuple[Answering, Asked, list[int]]] = {}
 
     def go(self, count: int, between: Callable[[], object] = lambda: None) -> None:
-        """Until so many more were answered; `between` steps something may happen."""
+        """Until so many more were answered, drawn by chance; `between` steps something may happen."""
         for _ in self.steps(count):
             between()
 
+    def ask_all(self, asked: Sequence[Asked], between: Callable[[], object] = lambda: None) -> None:
+        """Each of these once, in order."""
+        for _ in self._answers(iter(asked)):
+            between()
+
     def steps(self, count: int) -> Iterator[None]:
-        """The same, step by step."""
-        asked = 0
-        while asked < count or self._running:
-            while asked < count and len(self._running) < self._at_once:
-                self._ask(self._chance.choice(self._known))
-                asked += 1
+        """As `go`, step by step."""
+        return self._answers(self._chance.choice(self._known) for _ in range(count))
+
+    def _answers(self, asked: Iterator[Asked]) -> Iterator[None]:
+        while True:
+            for one in islice(asked, self._at_once - len(self._running)):
+                self._ask(one)
+            if not self._running:
+                return
             for text, deltas in self.llm.step().items():
                 self._running[text][2].extend(token for delta in deltas for token in delta.tokens)
                 if text.finished:
@@ -85,8 +94,8 @@ class Traffic:
     def _judge(self, text: RequestText) -> None:
         _, asked, tokens = self._running.pop(text)
         differ = [place for place, (one, other) in enumerate(zip(tokens, asked.answer, strict=True)) if one != other]
-        where = f"turn {self._known.index(asked)} of {len(asked.prompt)} tokens, {text.cached_tokens} cached"
-        assert not differ, f"a wrong answer from its token {differ[0]} on: {where}"
+        where = f"{len(asked.prompt)} tokens, {text.cached_tokens} of them cached"
+        assert not differ, f"a wrong answer from its token {differ[0]} on, behind {where}"
         self.answered += 1
         self.cached_tokens += text.cached_tokens
 
