@@ -11,6 +11,11 @@ constexpr int feed_forward_rows = 256;
 
 static float* row_of(float* first, int64_t row, int64_t width) { return first + row * width; }
 
+// A step's rows as `product` splits them; `most` in a part that goes the way for many.
+static RowParts parts_for(const Product& product, int rows, int decodes, int most) {
+    return {rows, decodes, most, product.span == group_inputs};
+}
+
 void Forward::run(const Step& step, float* hidden, int threads) {
     reserve(step, threads);
     with_team(threads, [&](Team& team) {
@@ -23,10 +28,16 @@ void Forward::run(const Step& step, float* hidden, int threads) {
 }
 
 void Forward::logits(const float* hidden, int rows, float* logits, int threads) {
-    const Activations x{quantised_.reserve(activation_bytes(rows, model_.hidden, model_.projection.span)), rows, model_.hidden, model_.projection.span};
+    void* quantised = quantised_.reserve(activation_bytes(std::min(rows, rows_many - 1), model_.hidden, group_inputs));
     with_team(threads, [&](Team& team) {
-        linear_kernels().quantise(hidden, model_.hidden, x, team);
-        product(model_.projection, x, logits, model_.vocab, false, team);
+        // All of them are sampled from: none may depend on how many others are.
+        const RowParts parts(rows, rows, rows, true);
+        for (int i = 0; i < parts.count(); ++i) {
+            const auto [first, count] = parts[i];
+            const Activations x{quantised, count, model_.hidden, model_.projection.span};
+            linear_kernels().quantise(hidden + int64_t(first) * model_.hidden, model_.hidden, x, team);
+            product(model_.projection, x, row_of(logits, first, model_.vocab), model_.vocab, false, team);
+        }
         if (model_.final_soft_cap > 0)
             row_kernels().soft_cap(logits, int64_t(rows) * model_.vocab, model_.final_soft_cap, team);
     });
@@ -88,25 +99,36 @@ void Forward::turn(const Step& step, Team& team) {
 }
 
 void Forward::layer(const LayerParts& layer, const Step& step, bool last, Team& team) {
-    float* stream = stream_.floats(0);
-    const int attended_width = model_.heads * model_.head_dim;
-    const Activations x{quantised_.reserve(0), step.tokens, model_.hidden, layer.qkv.span};
-    row_kernels().norm_quantise(stream, model_.hidden, layer.attention_norm, model_.norm_eps, x, team);
-    product(layer.qkv, x, qkv_.floats(0), model_.qkv_width(), false, team);
+    const int decodes = step.groups[0].rows.decodes;
+    queries_keys_values(layer, parts_for(layer.qkv, step.tokens, decodes, step.tokens), team);
     attend(layer, step, team);
+    if (!last) return behind_attention(layer, step.tokens, decodes, team);
     // Behind the last attention only the wanted tokens matter.
-    if (last) keep(step, team);
-    const int rows = last ? step.wanted_count : step.tokens;
-    const Activations attended{quantised_.reserve(0), rows, attended_width, layer.output.span};
-    linear_kernels().quantise(attended_.floats(0), attended_width, attended, team);
-    if (!layer.attention_post_norm) {
-        product(layer.output, attended, stream, model_.hidden, true, team);
-    } else {
-        product(layer.output, attended, inner_.floats(0), model_.hidden, false, team);
-        row_kernels().norm(inner_.floats(0), model_.hidden, rows, model_.hidden, layer.attention_post_norm, model_.norm_eps,
-                           stream, model_.hidden, true, team);
+    keep(step, team);
+    const int wanted_decodes = int(std::lower_bound(step.wanted, step.wanted + step.wanted_count, decodes) - step.wanted);
+    behind_attention(layer, step.wanted_count, wanted_decodes, team);
+}
+
+void Forward::queries_keys_values(const LayerParts& layer, const RowParts& parts, Team& team) {
+    for (int i = 0; i < parts.count(); ++i) {
+        const auto [first, count] = parts[i];
+        const Activations x{quantised_.reserve(0), count, model_.hidden, layer.qkv.span};
+        row_kernels().norm_quantise(row_of(stream_.floats(0), first, model_.hidden), model_.hidden, layer.attention_norm,
+                                    model_.norm_eps, x, team);
+        product(layer.qkv, x, row_of(qkv_.floats(0), first, model_.qkv_width()), model_.qkv_width(), false, team);
     }
-    feed_forward(layer, rows, team);
+}
+
+void Forward::behind_attention(const LayerParts& layer, int rows, int decodes, Team& team) {
+    const int attended_width = model_.heads * model_.head_dim;
+    const RowParts parts = parts_for(layer.output, rows, decodes, rows);
+    for (int i = 0; i < parts.count(); ++i) {
+        const auto [first, count] = parts[i];
+        const Activations attended{quantised_.reserve(0), count, attended_width, layer.output.span};
+        linear_kernels().quantise(row_of(attended_.floats(0), first, attended_width), attended_width, attended, team);
+        add_to_stream(layer.output, attended, layer.attention_post_norm, first, team);
+    }
+    feed_forward(layer, rows, decodes, team);
 }
 
 void Forward::attend(const LayerParts& layer, const Step& step, Team& team) {
@@ -124,25 +146,28 @@ void Forward::attend(const LayerParts& layer, const Step& step, Team& team) {
                                model_.heads * model_.head_dim, attention_.reserve(0), team);
 }
 
-void Forward::feed_forward(const LayerParts& layer, int rows, Team& team) {
-    // Parts of equal size: a short rest would go through the products' way for few rows.
-    const int parts = (rows + feed_forward_rows - 1) / feed_forward_rows;
-    for (int part = 0; part < parts; ++part) {
-        const int first = int(int64_t(rows) * part / parts), count = int(int64_t(rows) * (part + 1) / parts) - first;
+void Forward::feed_forward(const LayerParts& layer, int rows, int decodes, Team& team) {
+    // One split for both products: a decode's row goes the way for few rows through each.
+    const RowParts parts(rows, decodes, feed_forward_rows,
+                         layer.gate_up.span == group_inputs && layer.down.span == group_inputs);
+    for (int i = 0; i < parts.count(); ++i) {
+        const auto [first, count] = parts[i];
         float* stream = row_of(stream_.floats(0), first, model_.hidden);
         const Activations x{quantised_.reserve(0), count, model_.hidden, layer.gate_up.span};
         row_kernels().norm_quantise(stream, model_.hidden, layer.feed_forward_norm, model_.norm_eps, x, team);
         product(layer.gate_up, x, inner_.floats(0), 2 * model_.intermediate, false, team);
         const Activations inner{inner_quantised_.reserve(0), count, model_.intermediate, layer.down.span};
         row_kernels().act_mul_quantise(inner_.floats(0), 2 * model_.intermediate, model_.activation, inner, team);
-        if (!layer.feed_forward_post_norm) {
-            product(layer.down, inner, stream, model_.hidden, true, team);
-            continue;
-        }
-        product(layer.down, inner, inner_.floats(0), model_.hidden, false, team);
-        row_kernels().norm(inner_.floats(0), model_.hidden, count, model_.hidden, layer.feed_forward_post_norm,
-                           model_.norm_eps, stream, model_.hidden, true, team);
+        add_to_stream(layer.down, inner, layer.feed_forward_post_norm, first, team);
     }
+}
+
+void Forward::add_to_stream(const Product& product, const Activations& x, const float* norm, int first, Team& team) {
+    float* stream = row_of(stream_.floats(0), first, model_.hidden);
+    if (!norm) return this->product(product, x, stream, model_.hidden, true, team);
+    this->product(product, x, inner_.floats(0), model_.hidden, false, team);
+    row_kernels().norm(inner_.floats(0), model_.hidden, x.rows, model_.hidden, norm, model_.norm_eps, stream, model_.hidden,
+                       true, team);
 }
 
 void Forward::product(const Product& product, const Activations& x, float* out, int64_t stride, bool add, Team& team) {

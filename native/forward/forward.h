@@ -2,6 +2,7 @@
 #pragma once
 
 #include "forward/model.h"
+#include "forward/row_parts.h"
 #include "forward/workspace.h"
 
 namespace kveik {
@@ -26,8 +27,13 @@ private:
     void embed(const Step& step, Team& team);
     void turn(const Step& step, Team& team);
     void layer(const LayerParts& layer, const Step& step, bool last, Team& team);
+    void queries_keys_values(const LayerParts& layer, const RowParts& parts, Team& team);
     void attend(const LayerParts& layer, const Step& step, Team& team);
-    void feed_forward(const LayerParts& layer, int rows, Team& team);
+    // The first `decodes` of `rows` rows of the stream are decodes; likewise below.
+    void behind_attention(const LayerParts& layer, int rows, int decodes, Team& team);
+    void feed_forward(const LayerParts& layer, int rows, int decodes, Team& team);
+    // Rows of the stream from `first` on += the product of x, normed where there is a norm.
+    void add_to_stream(const Product& product, const Activations& x, const float* norm, int first, Team& team);
     void product(const Product& product, const Activations& x, float* out, int64_t stride, bool add, Team& team);
     void keep(const Step& step, Team& team);
 

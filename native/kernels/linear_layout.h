@@ -31,7 +31,7 @@ constexpr int tile_rows_max = 12;
 
 // From this many rows on, weights are first expanded to int8 with one scale per output and span of inputs, and rows have one
 // scale per span instead of one per group. The sums then differ slightly from those of fewer rows; on either side a row's sums
-// do not depend on the other rows.
+// do not depend on the other rows. forward/row_parts.h decides which rows of a step meet.
 constexpr int rows_many = 72;
 
 static constexpr int round_up(int count, int to) { return (count + to - 1) / to * to; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -90,6 +91,40 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(files, family):
         here = [(row, [tokens[step]]) for row, tokens in enumerate(prompts) if step < len(tokens)]
         for (row, _), logits in zip(here, world.step(here), strict=True):
             assert torch.equal(logits, alone[row][step])
+
+
+def decoding(decoder: NativeDecoder, sequences: int, chunk: int) -> Tensor:
+    """The first one's logits where so many sequences decode beside somebody's prompt of `chunk` tokens."""
+    world = PagedWorld(decoder, sequences + 1, 400, 8)
+    for row in range(sequences):
+        world.step([(row, prompt(9, row))])
+    tokens = [(row, prompt(1, 100 + row)) for row in range(sequences)]
+    return world.step(tokens + ([(sequences, prompt(chunk, 99))] if chunk else []))[0].clone()
+
+
+def assert_company_changes_no_bit(decoder: NativeDecoder, company: Sequence[tuple[int, int]]) -> None:
+    """company: how many sequences decode, and the length of a prompt's chunk beside them."""
+    alone = decoding(decoder, 1, 0)
+    for sequences, chunk in company:
+        assert torch.equal(decoding(decoder, sequences, chunk), alone), f"{sequences} decodes beside a chunk of {chunk}"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_decode_has_the_same_bits_beside_any_number_of_others_and_any_prompt(files, family):
+    company = (3, 0), (3, 60), (3, 80), (1, 300), (60, 72), (80, 0), (150, 200)
+    assert_company_changes_no_bit(native_decoder(files(family, Kind.Q4_1)), company)
+
+
+@pytest.mark.model
+def test_a_decode_has_the_same_bits_where_prompts_go_the_way_for_many_rows(catalogue_file):
+    assert_company_changes_no_bit(native_decoder(catalogue_file("qwen2.5-coder-0.5b")), [(2, 80), (75, 0)])
+
+
+@pytest.mark.parametrize("rows", [71, 72, 150, 300])
+def test_a_long_prompt_s_first_tokens_have_the_bits_of_a_short_one(files, rows):
+    """Over formats whose scales are for 32 inputs, for which many rows go the way for few."""
+    decoder, tokens = native_decoder(files("llama", Kind.Q5_0)), prompt(rows, 6)
+    assert torch.equal(whole(decoder, tokens)[:5], whole(decoder, tokens[:5]))
 
 
 def test_ragged_chunks_give_the_logits_of_one_chunk(files):
