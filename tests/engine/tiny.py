@@ -14,7 +14,7 @@ CONTEXT = 4096
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 
 
-def save_tiny_llama(folder: Path, *, seed: int = 0, width: int = 64, layers: int = 2) -> Path:
+def save_tiny_llama(folder: Path, *, seed: int = 0, width: int = 64, layers: int = 2, context: int = CONTEXT) -> Path:
     """config.json, model.safetensors, tokenizer.json and tokenizer_config.json. Ids 0 to 255 are bytes, 256 is the end."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
@@ -24,7 +24,7 @@ def save_tiny_llama(folder: Path, *, seed: int = 0, width: int = 64, layers: int
         num_hidden_layers=layers,
         num_attention_heads=width // 16,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         eos_token_id=256,
         bos_token_id=None,
         # Wide enough that the likeliest token leads by far more than rounding.
