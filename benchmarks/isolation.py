@@ -93,7 +93,8 @@ def probe(model: str, place: str, count: int) -> Probe:
         took: dict[str, list[float]] = {"known": [], "unknown": [], "own": []}
         for kind, prompt in asked:
             seconds, cached = engine.seconds(b"prober", prompt)
-            assert (cached > 0) == (kind == "own"), f"{cached} tokens of a prompt that is {kind} were found"
+            # Two of a tenant's own prompts may begin with the same token by chance.
+            assert (cached > PROMPT // 2) == (kind == "own"), f"{cached} tokens of a prompt that is {kind} were found"
             took[kind].append(seconds)
         engine.llm.close()
     return Probe(**{kind: np.array(seconds) for kind, seconds in took.items()})
