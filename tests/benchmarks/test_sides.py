@@ -52,7 +52,7 @@ def test_an_engine_answers_column_after_column_and_is_stopped_between(tmp_path: 
     try:
         facts = side.start()
         assert facts["version"] == "free"
-        assert facts["ready_seconds"]
+        assert "ready_seconds" in facts
         assert [side.measure(column) for column in ("decode_8", "prefill_512")] == [4.0, 5.5]
         assert stopped_within(facts["process"], 5)
     finally:
