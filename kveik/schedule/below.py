@@ -99,6 +99,9 @@ class BelowPool:
         self._landed: dict[int, dict[int, int]] = {}
         """Waiting sequence -> its block of the leading group -> number of the tier that it came from."""
 
+        self._news = False
+        """Whether something has become findable since this was last asked."""
+
     @property
     def loading(self) -> int:
         """Loads, and answers, that somebody waits for."""
@@ -126,6 +129,11 @@ class BelowPool:
         return decisions
 
     # Asked by the scheduler.
+
+    def take_news(self) -> bool:
+        """Whether a record has arrived since this was last asked: others who begin alike may need less room now."""
+        news, self._news = self._news, False
+        return news
 
     def blocker(self, sequence: Sequence, match: PrefixMatch | None, limit: int) -> bytes | None:
         """The claim of another's load that brings what follows `match` in this one."""
@@ -242,6 +250,7 @@ class BelowPool:
         if found or not sound:
             self._queued(one, -1)
             self._ledger.loads.arrived(job.sequence_id, fetch, found=found)
+        self._news |= found
         if not found:
             job.gap = one.place if job.gap is None else min(job.gap, one.place)
         elif one.group == self._ledger.evictor.lead:

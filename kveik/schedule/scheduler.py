@@ -156,7 +156,7 @@ class Scheduler:
         self._ended.clear()
         self.ledger.evictor.now = now
         self.below.expire(now)
-        if self._line.parked and self._line.wake(self._awaited):
+        if any([self.below.take_news(), self._line.parked and self._line.wake(self._awaited)]):
             self._hopeless = False
         draft = Draft(budget=0)
         self._secure_decodes(draft)

@@ -45,3 +45,7 @@ def test_with_tiers_that_are_slow_fail_and_forget_all_laws_hold_and_every_answer
 @pytest.mark.parametrize("first", range(10_000, 14_000, 200))
 def test_in_thousands_of_worlds_all_laws_hold(first: int) -> None:
     assert len(run_worlds(first, 200, sequences=24)) == 200
+
+
+def test_who_needs_less_room_since_another_s_record_arrived_is_admitted_at_once() -> None:
+    run_worlds(1540, 1, sequences=20, tiers=True)
