@@ -113,6 +113,8 @@ def give_way(llm: LLM, chance: random.Random) -> None:
 
 def lose_some(llm: LLM, chance: random.Random) -> None:
     """A third of the records is not there any more, and nobody was told."""
+    # A store has one thread that writes; it must be at rest while this one takes its place.
+    transfers(llm).parts.mover.drain(llm.loaded.engine.clock.now() + 3600)
     [store] = transfers(llm).parts.stores
     keys: list[RecordKey] = [key for key, _ in store.contents()]
     store.delete_many([key for key in keys if chance.random() < 0.33])
