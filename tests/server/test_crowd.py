@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.server.fakes import running
+from tests.server import probing
+from tests.server.fakes import Running, running
 
+ROOT = Path(__file__).parents[2]
 CALLERS, ROOM = 5000, 1024
 
-# A process of its own, so that neither the server nor the probe shares an interpreter with it.
+# A process of its own, as the probes are, so that neither shares an interpreter with the server.
 CROWD = """
 import asyncio, json, sys
 from collections import Counter
@@ -40,26 +43,32 @@ print(json.dumps(asyncio.run(main())))
 """
 
 
+def crowd_and_probes(server: Running) -> tuple[dict[str, int], list[tuple[float, float]]]:
+    """Answers by kind, and for each probe its seconds and the server's part of them."""
+    host, port = server.url.removeprefix("http://").split(":")
+    command = [sys.executable, "-m", probing.__name__, host, port, str(os.getpid())]
+    crowd = subprocess.Popen([sys.executable, "-c", CROWD, host, port, str(CALLERS)], stdout=subprocess.PIPE, text=True)
+    probes = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while crowd.poll() is None:
+        # Once everybody else has been refused, those in the queue are served.
+        server.door.hold = server.state.gauges.statuses[429] < CALLERS - ROOM
+        time.sleep(0.02)
+    told = probes.communicate()[0]
+    return json.loads(crowd.communicate()[0]), json.loads(told)
+
+
 @pytest.mark.slow
-def test_a_crowd_is_served_or_told_to_come_back_and_probes_are_answered_within_a_second() -> None:
+def test_a_crowd_is_served_or_told_to_come_back_and_the_server_keeps_no_probe_waiting_for_a_second() -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < CALLERS + 200:
         pytest.skip("The limit of open files is too low for so many connections.")
+    if not probing.tells():
+        pytest.skip("The system does not say how long threads wait for a processor.")
     with running() as server:
         server.door.room, server.door.hold = ROOM, True
-        host, port = server.url.removeprefix("http://").split(":")
-        crowd = subprocess.Popen([sys.executable, "-c", CROWD, host, port, str(CALLERS)], stdout=subprocess.PIPE, text=True)
-        waits = []
-        while crowd.poll() is None:
-            for path in ("/health", "/metrics"):
-                begun = time.monotonic()
-                assert httpx.get(server.url + path, timeout=20).status_code == 200
-                waits.append(time.monotonic() - begun)
-            # Once everybody else has been refused, those in the queue are served.
-            server.door.hold = server.state.gauges.statuses[429] < CALLERS - ROOM
-            time.sleep(0.02)
-        answers = json.loads(crowd.communicate()[0])
+        answers, probes = crowd_and_probes(server)
         assert answers == {"200 now": ROOM, "429 later": CALLERS - ROOM}
-        assert len(waits) > 10
-        assert max(waits) < 1
+        assert len(probes) > 10
+        # On a busy machine probes take longer than this; what they wait for then is a processor, and not the server.
+        assert max(own for _, own in probes) < 1
         assert server.until(lambda: server.state.traffic.calls == 0)
         assert server.state.traffic.streams == 0
