@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import run
 from benchmarks.facts import environment, sentence, threads_by_default
-from benchmarks.pages import PAGE, keep, table, write_section
+from benchmarks.pages import PAGE, footnote, keep, table, write_section
 from benchmarks.peers.kveik_side import kveik_side
 from benchmarks.peers.side import ROOT, SideFailed, clean_environment
 from kveik.cli.fetch import fetch_model
@@ -175,9 +176,9 @@ def main() -> None:
     if given.write:
         keep(given.write, "machine", {"bounds": bounds, "environment": facts})
         models = keep(given.write, "batch 1", models)["batch 1"]
-        text = f"{machine_table(bounds)}\n\n{share_table(models)}\n\n<sub>{sentence(facts)}</sub>"
+        text = f"{machine_table(bounds)}\n\n{share_table(models)}\n\n{footnote(facts)}"
         write_section(given.write / PAGE, "bandwidth", text)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

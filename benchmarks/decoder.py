@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.command import run
 from kveik.cache.layout import blocks_for
 from kveik.kernels.attention import AttentionBatch
 from kveik.model.batch import StepBatch
@@ -100,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import run
 from benchmarks.curves import Curve, Panel, drawing
 from benchmarks.pages import table, write_section
 from benchmarks.traces import agents, cycle
@@ -243,4 +244,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.command import run
 from benchmarks.decoder import World
 from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.model.decoder import Decoder, load_decoder
@@ -48,4 +49,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.facts import environment, sentence
-from benchmarks.pages import keep, table, write_section
+from benchmarks.command import run
+from benchmarks.facts import environment
+from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig
 from kveik.engine.llm import LLM
 from kveik.request.request import Request, SamplingParams
@@ -141,15 +142,12 @@ def main() -> None:
     facts = environment()
     probes = {place: probe(given.model, place, given.count) for place in PLACES}
     text = page_section(given.model, given.count, probes)
-    print(f"{text}\n\n{sentence(facts)}")
-    if given.write:
-        figures = {
-            place: dict(zip(("milliseconds", "low", "high"), difference(one.known, one.unknown), strict=True))
-            for place, one in probes.items()
-        }
-        keep(given.write, "isolation", {given.model: figures, "environment": facts})
-        write_section(given.write / PAGE, "isolation", f"{text}\n\n<sub>{sentence(facts)}</sub>")
+    figures = {
+        place: dict(zip(("milliseconds", "low", "high"), difference(one.known, one.unknown), strict=True))
+        for place, one in probes.items()
+    }
+    publish(text, facts, given.write, name="isolation", figures={given.model: figures}, page=PAGE)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

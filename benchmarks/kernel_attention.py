@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,9 +22,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.bandwidth import bf16_rate, buffer
+from benchmarks.command import run
 from benchmarks.curves import Curve, Panel, drawing
-from benchmarks.facts import environment, sentence
-from benchmarks.pages import PAGE, keep, table, write_section
+from benchmarks.facts import environment
+from benchmarks.pages import publish, table
 from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.kernels import native
 from kveik.kernels.attention import attend
@@ -166,12 +166,12 @@ def picture(found: dict[str, Any]) -> str:
     return drawing(panels, x="tokens, this chunk included", y="")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure, print, and write where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     if native.module is None:
         raise SystemExit(native.described())
     torch.set_num_threads(given.threads)
@@ -180,17 +180,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     decodes = {
         f"{rows} sequence{'s' * (rows > 1)} of {tokens:,} tokens": decode_rates(rows, tokens) for rows, tokens in DECODES
     }
-    print(decode_table(decodes), flush=True)
     long = prefill()
-    print(prefill_text(long))
     for one in long["chunks"]:
         print(f"  {one['tokens']:7,.0f} {one['seconds'] * 1e3:8.1f} ms {one['rate'] / 1e9:6.0f} GFLOP/s")
+    text = f"{decode_table(decodes)}\n\n{prefill_text(long)}"
+    publish(text, facts, given.write, name="attention", figures={"decode": decodes, "prefill": long})
     if given.write:
-        keep(given.write, "attention", {"decode": decodes, "prefill": long, "environment": facts})
         (given.write / "attention.svg").write_text(picture(long), encoding="utf-8")
-        text = f"{decode_table(decodes)}\n\n{prefill_text(long)}\n\n<sub>{sentence(facts)}</sub>"
-        write_section(given.write / PAGE, "attention", text)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

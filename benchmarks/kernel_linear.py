@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.bandwidth import best_seconds, buffer, read_rate
+from benchmarks.command import run
 from kveik.kernels import native
 
 BYTES = 256 << 20
@@ -119,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import run
 from benchmarks.facts import environment, sentence
 from benchmarks.pages import PAGE, keep, table, write_section
 from benchmarks.peers.side import ROOT, clean_environment, end_with_parent
@@ -152,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

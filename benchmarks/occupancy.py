@@ -14,6 +14,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import run
 from kveik.cache.layout import LayerGroup
 from kveik.cache.ledger import CacheLedger
 from kveik.config import BLOCK_SIZES, ScheduleConfig
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

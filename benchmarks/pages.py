@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.facts import sentence
+
 FIGURES = "performance.json"
 PAGE = "PERFORMANCE.md"
 
@@ -38,6 +40,25 @@ def write_section(page: Path, name: str, text: str) -> None:
     if not found or not found_end:
         raise ValueError(f"{page} has no section for the figures '{name}': the lines {start!r} and {end!r}.")
     page.write_text(f"{before}{start}{text.strip()}\n{end}{after}", encoding="utf-8")
+
+
+def publish(
+    text: str, facts: dict[str, object], folder: Path | None, *, name: str, figures: dict[str, Any], page: str = PAGE
+) -> None:
+    """How a measurement ends: what was found, and on what machine, is printed.
+
+    With a folder, the figures are kept there under this name, and the page's section of this name says the same.
+    """
+    # Kept first: whoever reads the print may have gone.
+    if folder is not None:
+        keep(folder, name, figures | {"environment": facts})
+        write_section(folder / page, name, f"{text}\n\n{footnote(facts)}")
+    print(f"{text}\n\n{sentence(facts)}")
+
+
+def footnote(facts: dict[str, object]) -> str:
+    """What was measured on, as it stands under figures."""
+    return f"<sub>{sentence(facts)}</sub>"
 
 
 def table(rows: list[list[str]], *, words: int = 1) -> str:

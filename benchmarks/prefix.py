@@ -13,6 +13,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
+from benchmarks.command import run
 from kveik.config import CacheConfig, EngineConfig, ModelConfig
 from kveik.engine.llm import LLM
 from kveik.request.request import SamplingParams
@@ -58,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.facts import environment, sentence
-from benchmarks.pages import keep, table, write_section
+from benchmarks.command import run
+from benchmarks.facts import environment
+from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.distance import distances
 from kveik.engine.listening import executor_of, read_text
@@ -123,14 +124,11 @@ def main() -> None:
     given = parser.parse_args()
     facts, costs = environment(), measure(given.model, given.conversations)
     text = page_section(given.model, given.conversations, costs)
-    print(f"{text}\n\n{sentence(facts)}")
-    if given.write:
-        figures = {
-            name: {"mean": float(cost.divergence.mean()), "most": float(cost.divergence.max())} for name, cost in costs.items()
-        }
-        keep(given.write, "records", {given.model: figures, "environment": facts})
-        write_section(given.write / PAGE, "records", f"{text}\n\n<sub>{sentence(facts)}</sub>")
+    figures = {
+        name: {"mean": float(cost.divergence.mean()), "most": float(cost.divergence.max())} for name, cost in costs.items()
+    }
+    publish(text, facts, given.write, name="records", figures={given.model: figures}, page=PAGE)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

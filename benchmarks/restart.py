@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.facts import environment, sentence
-from benchmarks.pages import keep, table, write_section
+from benchmarks.command import run
+from benchmarks.facts import environment
+from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.observe.events import RequestAdmitted
@@ -129,11 +130,8 @@ def main() -> None:
     given = parser.parse_args()
     facts, figures = environment(), measure(given.model, given.rounds)
     text = page_section(given.model, figures)
-    print(f"{text}\n\n{sentence(facts)}")
-    if given.write:
-        keep(given.write, "restart", {given.model: figures, "environment": facts})
-        write_section(given.write / PAGE, "restart", f"{text}\n\n<sub>{sentence(facts)}</sub>")
+    publish(text, facts, given.write, name="restart", figures={given.model: figures}, page=PAGE)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

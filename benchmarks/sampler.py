@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.facts import environment, sentence
-from benchmarks.pages import PAGE, keep, table, write_section
+from benchmarks.command import run
+from benchmarks.facts import environment
+from benchmarks.pages import publish, table
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.sample.sampler import Sampler
@@ -78,11 +79,9 @@ def main() -> None:
         costs = [step_ms(batch, vocab, kind, options.scale, options.repeats) for vocab in VOCABULARIES for batch in BATCHES]
         rows.append([kind, *(f"{cost:.2f}" for cost in costs)])
         print("  ".join(cell.rjust(8) for cell in rows[-1]), flush=True)
-    print(f"\n{options.threads} threads, milliseconds per step\n\n{table(rows)}\n\n{sentence(facts)}")
-    if options.write:
-        keep(options.write, "sampler", {"rows": rows, "threads": options.threads, "environment": facts})
-        write_section(options.write / PAGE, "sampler", f"{table(rows)}\n\n<sub>{sentence(facts)}</sub>")
+    print(f"\n{options.threads} threads, milliseconds per step\n")
+    publish(table(rows), facts, options.write, name="sampler", figures={"rows": rows, "threads": options.threads})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

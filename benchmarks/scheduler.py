@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.facts import environment, sentence
-from benchmarks.pages import PAGE, keep, table, write_section
+from benchmarks.command import run
+from benchmarks.facts import environment
+from benchmarks.pages import publish, table
 from kveik.cache.layout import LayerGroup, blocks_for
 from kveik.cache.ledger import CacheLedger
 from kveik.clock import SystemClock
@@ -234,11 +235,9 @@ def main() -> None:
         for count in options.decodes:
             rows.append(row(count, context, measure(count, context, options.steps, own=options.own)))
             print("  ".join(cell.rjust(8) for cell in rows[-1]), flush=True)
-    print(f"\n{table(rows, words=0)}\n\n{sentence(facts)}")
-    if options.write:
-        keep(options.write, "step", {"rows": rows, "environment": facts})
-        write_section(options.write / PAGE, "step", f"{table(rows, words=0)}\n\n<sub>{sentence(facts)}</sub>")
+    print()
+    publish(table(rows, words=0), facts, options.write, name="step", figures={"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

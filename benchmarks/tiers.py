@@ -21,8 +21,9 @@ from statistics import median
 
 import torch
 
-from benchmarks.facts import environment, sentence
-from benchmarks.pages import keep, table, write_section
+from benchmarks.command import run
+from benchmarks.facts import environment
+from benchmarks.pages import publish, table
 from kveik.clock import SystemClock
 from kveik.tiers.breaker import BreakerLimits
 from kveik.tiers.disk import DiskStore
@@ -217,11 +218,9 @@ def main() -> None:
         found = stores(Path(folder), blocks)
     coding, spill = codecs(blocks), spill_microseconds(blocks)
     text = page_section(coding, found, spill)
-    print(f"{text}\n\n{sentence(facts)}")
-    if given.write:
-        keep(given.write, "tiers", {"codecs": coding, "stores": found, "spill_microseconds": spill, "environment": facts})
-        write_section(given.write / PAGE, "tiers", f"{text}\n\n<sub>{sentence(facts)}</sub>")
+    figures = {"codecs": coding, "stores": found, "spill_microseconds": spill}
+    publish(text, facts, given.write, name="tiers", figures=figures, page=PAGE)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

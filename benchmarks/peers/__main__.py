@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import run
 from benchmarks.facts import environment, sentence, threads_by_default
-from benchmarks.pages import PAGE, keep, short, write_section
+from benchmarks.pages import PAGE, footnote, keep, short, write_section
 from benchmarks.peers.figures import hopeless
 from benchmarks.peers.kveik_side import NAME as OURS
 from benchmarks.peers.kveik_side import kveik_side
@@ -111,10 +112,7 @@ def write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
     """The JSON file, the page's section and the picture, each with all models that have figures."""
     everything = keep(folder, "peers", results)["peers"]
     models = [*(model for model in FIELD if model in everything), *sorted(set(everything) - set(FIELD))]
-    parts = [
-        f"{model_table(model, everything[model])}\n\n<sub>{sentence(everything[model]['environment'])}</sub>"
-        for model in models
-    ]
+    parts = [f"{model_table(model, everything[model])}\n\n{footnote(everything[model]['environment'])}" for model in models]
     (folder / PICTURE).write_text(picture({model: everything[model] for model in models}), encoding="utf-8")
     write_section(folder / PAGE, "peers", "\n\n".join([*parts, f"![Ratios to the best peer of each column]({PICTURE})"]))
 
@@ -154,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.pages import keep, read, short, write_section
+from benchmarks.facts import environment, sentence
+from benchmarks.pages import keep, publish, read, short, write_section
 from benchmarks.pages import table as markdown
 from benchmarks.peers.figures import ASKED, hopeless, ratio_to_best
 from benchmarks.peers.picture import picture
@@ -105,6 +106,17 @@ def test_a_section_of_a_page_is_replaced_and_nothing_else(tmp_path: Path) -> Non
         assert page.read_text(encoding="utf-8") == f"before\n{start}\n{text.strip()}\n{end}\nafter\n"
     with pytest.raises(ValueError, match="no section for the figures 'b'"):
         write_section(page, "b", "new")
+
+
+def test_what_is_published_is_printed_kept_and_written_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, facts = tmp_path / "page.md", environment()
+    page.write_text("<!-- figures: a -->\n<!-- end of figures: a -->\n", encoding="utf-8")
+    for folder in (None, tmp_path):
+        publish("| a table |", facts, folder, name="a", figures={"x": 1}, page=page.name)
+        assert capsys.readouterr().out == f"| a table |\n\n{sentence(facts)}\n"
+        assert (read(tmp_path) == {}) == (folder is None)
+    assert read(tmp_path) == {"a": {"x": 1, "environment": facts}}
+    assert f"\n| a table |\n\n<sub>{sentence(facts)}</sub>\n" in page.read_text(encoding="utf-8")
 
 
 def test_tables_and_numbers_are_written_for_readers() -> None:

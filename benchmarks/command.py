@@ -1,0 +1,38 @@
+"""How a measurement ends when it is run as a command."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run it. Whoever reads may have read enough, as `head` does: then it ends with 1 and without a word, as `kveik` does."""
+    try:
+        _told(main)
+    except BrokenPipeError:
+        if _read(sys.stdout.fileno()):
+            # It was somebody else's pipe.
+            raise
+        # Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _told(main: Callable[[], None]) -> None:
+    """Run it to the last word."""
+    try:
+        main()
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _read(output: int) -> bool:
+    """Whether there is still somebody at the other end, or no pipe at all."""
+    ends = select.poll()
+    ends.register(output, 0)
+    return not any(event & (select.POLLERR | select.POLLHUP) for _, event in ends.poll(0))
