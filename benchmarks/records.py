@@ -1,8 +1,10 @@
 """What int8 records cost: python -m benchmarks.records [MODEL] [--write docs]
 
 Conversations, cut from a text, whose first 384 tokens are loaded from the tier in RAM; the next 64 are computed behind them,
-and their distributions over the next token are compared with those of an engine without a cache. No step has 72 tokens, so
-that the arithmetic is the same (docs/DECISIONS.md), and raw records must give the very same logits.
+and their distributions over the next token are compared with those of an engine without a cache. The arithmetic is the same, so
+raw records must give the very same logits. Chunks have 64 tokens for that: over formats with a scale per 32 weights (all of
+SmolLM2) every number of rows is multiplied in one way, but over K-quants prompts of 72 rows or more go another, and an engine
+without a cache would read the 64 tokens together with those before them (docs/DECISIONS.md).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from kveik.text.heldout import heldout_text
 
 PAGE = "CACHE.md"
 LOADED, COMPUTED = 384, 64
-"""Tokens of a conversation: whole blocks, and one chunk."""
+"""Tokens of a conversation: whole blocks, and one chunk, which goes the way for few rows with any weights."""
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
