@@ -15,6 +15,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_SALT_CHARACTERS = 512
 MAX_RETENTION_SECONDS = 30 * 86_400
 MAX_PRIORITY = 1 << 31
+MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("repetition_penalty", 0, 100),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
-    ("seed", -(1 << 63), (1 << 64) - 1),
+    ("seed", MIN_SEED, MAX_SEED),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_CHOICES),

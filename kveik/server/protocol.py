@@ -16,7 +16,9 @@ from kveik.request.request import (
     MAX_LOGPROBS,
     MAX_RETENTION_SECONDS,
     MAX_SALT_CHARACTERS,
+    MAX_SEED,
     MAX_STOPS,
+    MIN_SEED,
 )
 from kveik.server.limits import (
     MAX_DETOKENIZE_TOKENS,
@@ -116,7 +118,8 @@ class GenerationBody(_Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: BiasField = None
-    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
+    # In words, too: where JSON's numbers are read as doubles, the schema's limits are rounded.
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, description=f"From {MIN_SEED} to {MAX_SEED}.")
     top_k: int | None = Field(None, ge=-1, le=1 << 30)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)

@@ -44,6 +44,25 @@ def test_every_path_answers_as_its_description_says(name: str, mode: GenerationM
     check()
 
 
+def numbers_in(described: object) -> Iterator[int]:
+    """Of one field's schema, wherever they stand in it."""
+    if isinstance(described, dict | list):
+        for inner in described.values() if isinstance(described, dict) else described:
+            yield from numbers_in(inner)
+    elif isinstance(described, int):
+        yield described
+
+
+def test_limits_that_a_browser_would_round_are_told_in_words() -> None:
+    told = set()
+    for schema in DESCRIBED["components"]["schemas"].values():
+        for name, field in schema.get("properties", {}).items():
+            rounded = [number for number in numbers_in(field) if abs(number) >= 1 << 53]
+            assert all(str(number) in field["description"] for number in rounded), name
+            told |= {name} if rounded else set()
+    assert told == {"seed"}
+
+
 def test_the_page_asks_for_a_key_where_one_is_needed() -> None:
     keyed = create_app(make_state(FakeDoor(TOKENIZER), TOKENIZER, api_key=("k",))).openapi()
     assert keyed["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
