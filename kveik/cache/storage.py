@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kveik.cache.layout import BlockCopy, BlockLayout
-from kveik.errors import DoesNotFit
+from kveik.memory import address_space
 
 
 class BlockStorage:
@@ -53,16 +51,6 @@ def _memory(size: int) -> Tensor:
     Pages come when they are first written, so an unused pool costs address space only. A step reads records from all over the
     pool: with pages of 4 KiB nearly every record would need a look-up of its own in the page tables.
     """
-    try:
-        region = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise DoesNotFit(
-            f"The system does not give {size} bytes for keys and values ({error.strerror}); ask for less with "
-            "--kv-cache-memory-bytes or --gpu-memory-utilization."
-        ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Only advice: a kernel that was built without huge pages refuses it, and nothing is lost.
-        with contextlib.suppress(OSError):
-            region.madvise(mmap.MADV_HUGEPAGE)
+    advice = "ask for less with --kv-cache-memory-bytes or --gpu-memory-utilization"
     # The tensor keeps the region alive.
-    return torch.frombuffer(region, dtype=torch.uint8, count=size)
+    return torch.frombuffer(address_space(size, "keys and values", advice, huge=True), dtype=torch.uint8, count=size)

@@ -5,11 +5,10 @@ Moving weights there afterwards takes longer than packing them.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-
 import numpy as np
 from numpy.typing import NDArray
+
+from kveik.memory import address_space
 
 ALIGNMENT = 64
 """Bytes: one cache line, one vector."""
@@ -35,9 +34,4 @@ class Arena:
 
 
 def _pages(size: int) -> NDArray[np.uint8]:
-    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Only advice: a kernel that was built without huge pages refuses it, and nothing is lost.
-        with contextlib.suppress(OSError):
-            region.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(region, np.uint8)
+    return np.frombuffer(address_space(size, "weights", "a smaller model needs less", huge=True), np.uint8)

@@ -11,14 +11,13 @@ import mmap
 from collections.abc import Iterator, Sequence
 
 from kveik.clock import Clock
-from kveik.errors import DoesNotFit
+from kveik.memory import address_space
 from kveik.tiers.encode import copy
 from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import Slots, slot_bytes
 from kveik.tiers.store import Direct, Use
 
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Address space is not counted as memory; Python names the flag from 3.13 on, and Linux gives it this number."""
+_ADVICE = "ask for less with --kv-ram-bytes or --hybrid-kv-cache-fraction"
 
 
 class RamStore:
@@ -34,7 +33,9 @@ class RamStore:
         self._clock = clock
         sizes = [slot_bytes(one.record_bytes) for one in formats]
         self._slots = Slots(sizes, capacity_bytes, self._give_back)
-        self._regions = [_address_space(capacity_bytes // size * size) for size in sizes]
+        self._regions = [
+            address_space(capacity_bytes // size * size, "the tier in RAM", _ADVICE, counted=False) for size in sizes
+        ]
         self._memory = [memoryview(region) for region in self._regions]
 
     @property
@@ -112,12 +113,3 @@ class RamStore:
         size = self._slots.size(group)
         self._regions[group].madvise(mmap.MADV_DONTNEED, slot * size, size)
         return True
-
-
-def _address_space(size: int) -> mmap.mmap:
-    """Memory that is there once it is written."""
-    try:
-        return mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    except OSError as error:
-        message = f"The system does not give {size} bytes for the tier in RAM ({error.strerror}); ask for less."
-        raise DoesNotFit(message) from error

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
+from kveik.errors import DoesNotFit
 from kveik.kernels import memory
 from kveik.kernels.memory import ALIGNMENT, Arena
 
@@ -27,6 +28,13 @@ def test_a_piece_larger_than_a_chunk_gets_one_of_its_own(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "CHUNK", 4096)
     arena = Arena()
     assert [len(arena.take(size)) for size in (100, 50_000, 100)] == [100, 50_000, 100]
+
+
+def test_more_memory_than_the_system_gives_is_refused_and_breaks_nothing() -> None:
+    arena = Arena()
+    with pytest.raises(DoesNotFit, match=rf"does not give {1 << 50} bytes for weights"):
+        arena.take(1 << 50)
+    assert len(arena.take(100)) == 100
 
 
 def test_memory_goes_with_its_pieces_and_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:

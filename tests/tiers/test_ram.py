@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from kveik.clock import StepClock
+from kveik.errors import DoesNotFit
 from kveik.tiers.ram import RamStore
 from kveik.tiers.record import Miss, RecordKey, Refusal
 from kveik.tiers.store import verify
@@ -45,6 +46,11 @@ def test_it_holds_what_a_dictionary_would(seed: int) -> None:
         assert store.records == len(model)
         store.check()
     store.close()
+
+
+def test_more_memory_than_the_system_gives_is_refused_with_the_knob() -> None:
+    with pytest.raises(DoesNotFit, match="--kv-ram-bytes"):
+        RamStore(FORMATS, 1 << 50, StepClock())
 
 
 def test_what_is_not_there_is_absent_and_what_is_late_is_not_shown() -> None:
