@@ -89,6 +89,20 @@ class Reader:
     def call_soon_threadsafe(self, *call: object) -> None: ...
 
 
+def facts_without_model(dtype: str, block_size: int, tiers: tuple[str, ...] = ()) -> EngineFacts:
+    """For the metrics of an engine that computes nothing; only whoever scrapes is told."""
+    return EngineFacts(
+        threads=1,
+        dtype=dtype,
+        arithmetic="none",
+        isa="none",
+        kv_cache_dtype=dtype,
+        block_size=block_size,
+        pool_bytes=0,
+        tiers=tiers,
+    )
+
+
 class Watch:
     """CPU time spent in wrapped calls since the last `take`, by part."""
 
@@ -129,17 +143,7 @@ class Bench:
         tokenizer: Any = NoTokenizer()
         executor = ModelExecutor(model, model, model, self.ledger.tables, groups, BLOCK)
         bus = EventBus()
-        # Only told to whoever scrapes; nobody does.
-        facts = EngineFacts(
-            threads=1,
-            dtype="bfloat16",
-            arithmetic="none",
-            isa="none",
-            kv_cache_dtype="bfloat16",
-            block_size=BLOCK,
-            pool_bytes=0,
-        )
-        bus.subscribe(Metrics(facts).listen)
+        bus.subscribe(Metrics(facts_without_model("bfloat16", BLOCK)).listen)
         self.engine = Engine(self.scheduler, executor, SystemClock(), Recorder(bus, self.scheduler), seed=0)
         self.loop = EngineLoop(self.engine, tokenizer, StreamConfig(), max_waiting=count)
         self.reader: Any = Reader()

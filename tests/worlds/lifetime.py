@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.scheduler import facts_without_model
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.eviction.priority import PriorityPolicy
@@ -34,7 +35,7 @@ from kveik.engine.transfers import PoolMemory, Transfers
 from kveik.model.rope import RopeSpec
 from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus
-from kveik.observe.metrics import EngineFacts, Metrics
+from kveik.observe.metrics import Metrics
 from kveik.request.request import CacheRetention, Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.schedule.plan import Sampled, StepOutcome, StepPlan
@@ -152,16 +153,7 @@ class Lifetime:
         self.ledger.evictor.below = below.directory
         scheduler = Scheduler(self.ledger, config.schedule, plan.max_model_len, frozenset(), below.costs)
         bus = EventBus()
-        facts = EngineFacts(
-            threads=1,
-            dtype="float32",
-            arithmetic="none",
-            isa="none",
-            kv_cache_dtype="float32",
-            block_size=BLOCK,
-            pool_bytes=0,
-            tiers=tuple(store.name for store in below.stores),
-        )
+        facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
         self.metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
         bus.subscribe(self.metrics.listen)
         tensors = [torch.zeros(count, one.block_bytes // 4) for count, one in zip(blocks, plan.memory.layouts, strict=True)]
