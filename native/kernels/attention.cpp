@@ -3,6 +3,8 @@
 // Decode rows are cut into spans. A unit is a row and a kv head; the spans of all units, in order, are shared out in contiguous
 // pieces. A unit that lies in one piece is folded together by whoever has it; the spans of a unit that is cut are kept, and
 // folded when all are there: in the same order, so that who had them cannot be seen.
+//
+// The queries of other rows are cut into panels; where these are too few for the threads, each span of a panel's keys is an item.
 #include "kernels/attention.h"
 
 #include "kernels/attention_chunk.h"
@@ -39,8 +41,14 @@ struct Workspace {
         const size_t spans = scores_bytes() + prepared_bytes(group, head_dim) + slots_bytes() + partials;
         return padded(std::max(spans, panel_bytes(head_dim)));
     }
-    size_t bytes(int threads) const {
-        return threads * (own_bytes() + pieces_per_thread * spans_most * partial_bytes(group, head_dim));
+    size_t units_bytes(int threads) const {
+        return threads * pieces_per_thread * spans_most * partial_bytes(group, head_dim);
+    }
+    size_t bytes(int threads, int context_most) const {
+        // Panels are cut where there are fewer than items wanted.
+        const size_t strips = threads == 1 ? 0 : threads * pieces_per_thread * panel_strips_most;
+        const size_t spans = chunk_span_of(std::max(context_most, 1) - 1) + 1;
+        return threads * own_bytes() + units_bytes(threads) + strips * spans * strip_partial_bytes(head_dim);
     }
 
     // A thread has spans or a panel at a time.
@@ -60,6 +68,7 @@ struct Workspace {
         return partial_at(base + threads * own_bytes() + (int64_t(cut) * spans_most + span) * partial_bytes(group, head_dim),
                           group, head_dim);
     }
+    uint8_t* kept_panels(int threads) const { return base + threads * own_bytes() + units_bytes(threads); }
 };
 
 // A decode row's positions, and the spans that they are cut into. The cut depends on nothing else.
@@ -201,41 +210,88 @@ private:
     int64_t total_ = 0;
 };
 
-// The panels of all rows with several queries, in order: row, kv head, panel, the panel that sees most first.
+// The panels of all rows with several queries, in order: row, kv head, panel, the panel that sees most first; where panels are
+// cut, their spans, the latest and largest first.
 class Panels {
 public:
-    Panels(const Problem& problem, const Workspace& workspace, const Team& team)
+    Panels(const Problem& problem, const Workspace& workspace, Team& team)
         : problem_(problem), workspace_(workspace), team_(team) {
         // Large panels pack keys less often, small ones even out what threads do; results are the same.
-        for (strips_ = panel_strips_most;; strips_ /= 2) {
-            count = 0;
-            for (int row = problem.rows.decodes; row < problem.rows.rows; ++row) count += panels_of(row) * heads();
-            if (strips_ == 1 || team.size == 1 || count >= pieces_per_thread * team.size) break;
-        }
+        const int wanted = pieces_per_thread * team.size;
+        count = items();
+        if (count == 0 || count >= wanted || team.size == 1) return;
+        cut_ = true;
+        while ((count = items()) < wanted && strips_ > 1) strips_ /= 2;
     }
 
-    int64_t count;
+    int64_t count = 0;
 
     void attend(int64_t item) const {
-        int row = problem_.rows.decodes;
-        for (; item >= panels_of(row) * heads(); ++row) item -= panels_of(row) * heads();
-        const int64_t panels = panels_of(row);
-        const int first = int(panels - 1 - item % panels) * strips_ * strip_lanes;
-        const Panel panel{row, int(item / panels), first, std::min(first + strips_ * strip_lanes, lanes_of(row))};
-        attend_panel(problem_, panel, workspace_.panel(team_.rank));
+        const Place place = place_of(item);
+        if (!cut_) return attend_panel(problem_, place.panel, workspace_.panel(team_.rank));
+        attend_panel_span(problem_, place.panel, place.first_span + place.span, workspace_.panel(team_.rank), kept(item));
+    }
+
+    // The panels that are cut, once everybody is done; ends with a barrier where there are any.
+    void fold_cut() const {
+        if (!cut_) return;
+        int64_t panel = 0;
+        for (int64_t item = 0; item < count; ++panel) {
+            const Place place = place_of(item);
+            if (panel % team_.size == team_.rank)
+                finish_panel(problem_, place.panel, kept(item + place.spans - 1), place.spans, -int64_t(item_bytes()));
+            item += place.spans;
+        }
+        team_.barrier();
     }
 
 private:
+    // An item: a panel, and which of its row's spans where panels are cut.
+    struct Place {
+        Panel panel;
+        int first_span, spans, span;
+    };
+
     int heads() const { return problem_.cache.kv_heads; }
-    int lanes_of(int row) const {
-        return (problem_.rows.query_starts[row + 1] - problem_.rows.query_starts[row]) * problem_.group;
-    }
+    int queries_of(int row) const { return problem_.rows.query_starts[row + 1] - problem_.rows.query_starts[row]; }
+    int lanes_of(int row) const { return queries_of(row) * problem_.group; }
     int64_t panels_of(int row) const { return (lanes_of(row) + strips_ * strip_lanes - 1) / (strips_ * strip_lanes); }
+
+    // Spans of all that a row's queries see; an item is a whole panel where they are not cut.
+    int first_span_of(int row) const {
+        const int window = problem_.rows.window, first = problem_.rows.contexts[row] - queries_of(row);
+        return window ? chunk_span_of(std::max(0, first - window + 1)) : 0;
+    }
+    int spans_of(int row) const {
+        return cut_ ? chunk_span_of(problem_.rows.contexts[row] - 1) - first_span_of(row) + 1 : 1;
+    }
+
+    int64_t items() const {
+        int64_t items = 0;
+        for (int row = problem_.rows.decodes; row < problem_.rows.rows; ++row)
+            items += panels_of(row) * heads() * spans_of(row);
+        return items;
+    }
+
+    Place place_of(int64_t item) const {
+        int row = problem_.rows.decodes;
+        for (int64_t items; item >= (items = panels_of(row) * heads() * spans_of(row)); ++row) item -= items;
+        const int64_t panels = panels_of(row);
+        const int spans = spans_of(row), span = spans - 1 - int(item % spans);
+        item /= spans;
+        const int first = int(panels - 1 - item % panels) * strips_ * strip_lanes;
+        const Panel panel{row, int(item / panels), first, std::min(first + strips_ * strip_lanes, lanes_of(row))};
+        return {panel, cut_ ? first_span_of(row) : 0, spans, span};
+    }
+
+    size_t item_bytes() const { return strips_ * strip_partial_bytes(problem_.cache.head_dim); }
+    uint8_t* kept(int64_t item) const { return workspace_.kept_panels(team_.size) + item * item_bytes(); }
 
     const Problem& problem_;
     const Workspace& workspace_;
-    const Team& team_;
-    int strips_;
+    Team& team_;
+    int strips_ = panel_strips_most;
+    bool cut_ = false;
 };
 
 void attend(const float* queries, int64_t stride, int heads, float scale, float soft_cap, const CacheView& cache,
@@ -250,10 +306,11 @@ void attend(const float* queries, int64_t stride, int heads, float scale, float 
         else spans.attend(int(item - panels.count));
     });
     spans.fold_cut();
+    panels.fold_cut();
 }
 
-size_t attend_workspace(int heads, int kv_heads, int head_dim, int /*context_most*/, int threads) {
-    return Workspace{nullptr, heads / kv_heads, head_dim}.bytes(threads);
+size_t attend_workspace(int heads, int kv_heads, int head_dim, int context_most, int threads) {
+    return Workspace{nullptr, heads / kv_heads, head_dim}.bytes(threads, context_most);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -100,11 +101,17 @@ def test_ragged_chunks_over_several_tiles_equal_the_reference(kv_type: KvType, i
 
 
 @by_type
-def test_a_query_is_the_same_to_the_bit_however_its_prompt_is_cut(kv_type: KvType, isa: str) -> None:
-    """Chunks end where the scheduler likes; panels and tiles must not show."""
-    made = stored_as(world(Shape(heads=6, kv_heads=2, head_dim=32, block_size=16, window=140), [300], [300], seed=5), kv_type)
+@pytest.mark.parametrize(
+    ("window", "cuts"), [(140, [0, 2, 100, 131, 300]), (None, [0, 2, 500, 530, 1020, 1100])], ids=["window", "spans"]
+)
+def test_a_query_is_the_same_to_the_bit_however_its_prompt_is_cut(
+    kv_type: KvType, isa: str, window: int | None, cuts: list[int]
+) -> None:
+    """Chunks end where the scheduler likes; panels, tiles and spans must not show."""
+    shape = Shape(heads=6, kv_heads=2, head_dim=32, block_size=16, window=window)
+    made = stored_as(world(shape, [cuts[-1]], [cuts[-1]], seed=5), kv_type)
     whole = attended(made)
-    for first, stop in [(0, 2), (2, 100), (100, 131), (131, 300)]:
+    for first, stop in pairwise(cuts):
         batch = replace(
             made.batch,
             slots=made.batch.slots[first:stop],
@@ -155,6 +162,26 @@ def test_a_row_is_the_same_to_the_bit_alone_and_among_others(kv_type: KvType, is
         part = slice(int(made.batch.query_starts[row]), int(made.batch.query_starts[row + 1]))
         by_itself = native_attention.attend(made.queries[part], made.cache, alone(made, row), scale=0.3, soft_cap=None)
         assert torch.equal(by_itself, together[part])
+
+
+@by_type
+@pytest.mark.parametrize("window", [None, 700])
+def test_a_few_queries_behind_long_contexts_are_the_same_to_the_bit_however_many_share_their_keys(
+    kv_type: KvType, isa: str, window: int | None
+) -> None:
+    # Several rows, whose spans are of different number and size; queries on both sides of where a span begins.
+    shape = Shape(heads=6, kv_heads=2, head_dim=32, block_size=16, window=window)
+    made = stored_as(world(shape, [900, 2600, 1030, 5003], [1, 2, 17, 3], seed=9), kv_type)
+    found = [attended(made)]
+    assert_near(found[0], right(made, kv_type), kv_type, isa)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.append(attended(made))
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
 
 
 @by_type
