@@ -48,8 +48,8 @@ class BlockStorage:
 def _memory(size: int) -> Tensor:
     """uint8 [size], on huge pages where the system has them. Raises DoesNotFit where the system does not give as much.
 
-    Pages come when they are first written, so an unused pool costs address space only. A step reads records from all over the
-    pool: with pages of 4 KiB nearly every record would need a look-up of its own in the page tables.
+    Pages come when they are first written, so what is not used of a pool costs address space only. A step reads records from
+    all over the pool: with pages of 4 KiB nearly every record would need a look-up of its own in the page tables.
     """
     advice = "ask for less with --kv-cache-memory-bytes or --gpu-memory-utilization"
     # The tensor keeps the region alive.

@@ -25,6 +25,7 @@ from kveik.engine.expected import expected_weight_bytes, quantization_of
 from kveik.engine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
 from kveik.engine.machine import memory_available
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
+from kveik.engine.prefault import first_bytes, prefault
 from kveik.engine.public import public_tokens
 from kveik.engine.record import Recorder
 from kveik.engine.transfers import BelowParts, PoolMemory, Transfers
@@ -228,6 +229,7 @@ def _join(
     costs = None if below is None else below.costs
     scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids, costs)
     storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
+    prefault(storage.tensors, first_bytes(storage.tensors, config.cache.block_size, plan.max_model_len))
     executor = ModelExecutor(
         decoder,
         Sampler(plan.spec.vocab, tokenizer.vocab_size, eos_ids),

@@ -1,0 +1,66 @@
+"""The pool's first pages come before anybody needs them, beside whatever else goes on.
+
+When a page is first written the system clears it, which takes longer than the writing: a long conversation that comes back
+after a start would wait for that alone several times as long as for its keys and values from the disk. See madvise(2),
+MADV_POPULATE_WRITE: it changes no byte, so blocks may be in use meanwhile. Linux 5.14 and later; elsewhere pages come when
+they are written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from kveik.cache.layout import blocks_for
+
+MOST_BYTES = 512 << 20
+"""Of all groups together: what is never used should take little memory."""
+
+STEP = 2 << 20
+"""Bytes at a time, one huge page. The system holds a lock for each, for which others who ask for memory wait; at a low priority
+that could take long, so the thread has everybody's.
+"""
+
+_MADV_POPULATE_WRITE = 23
+"""Python's mmap module does not name it."""
+
+
+def first_bytes(pool: Sequence[Tensor], block_size: int, max_model_len: int, most: int = MOST_BYTES) -> list[int]:
+    """Of each group's memory, what one sequence takes of an unused pool, which gives out its blocks in order; `most` in all.
+
+    pool: a group's blocks each, [blocks, ...].
+    """
+    sizes = [min(len(one), blocks_for(max_model_len, block_size)) * one[:1].nbytes for one in pool]
+    share = min(1.0, most / max(1, sum(sizes)))
+    return [int(size * share) for size in sizes]
+
+
+def prefault(
+    pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool] | None = None
+) -> threading.Thread:
+    """A thread that has begun to make the pages of so many bytes of each, and ends when all are there or the system does not
+    know how. `advise(address, bytes)`: the system.
+    """
+    # The thread holds the tensors, and they their memory.
+    thread = threading.Thread(target=_make_pages, args=(pool, sizes, advise or _populate), name="kveik-prefault", daemon=True)
+    thread.start()
+    return thread
+
+
+def _make_pages(pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool]) -> None:
+    for one, size in zip(pool, sizes, strict=True):
+        for at in range(0, size, STEP):
+            if not advise(one.data_ptr() + at, min(STEP, size - at)):
+                return
+
+
+def _populate(address: int, size: int) -> bool:
+    """Without the interpreter's lock, which `mmap.madvise` would keep."""
+    try:
+        advise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return False
+    return int(advise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_MADV_POPULATE_WRITE))) == 0
