@@ -14,7 +14,6 @@ that are over. What a running request holds is nobody's grant; but it never take
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -52,7 +51,6 @@ class Evictor:
         self._block_size = block_size
         self._leading = leading([group.group for group in groups])
         self._lead = groups[self._leading]
-        self._unwindowed = sum(1 << number for number, group in enumerate(groups) if group.window is None)
         self._ends: dict[bytes, int] = {}
         """Key -> groups with a window that need the block where a chain was left, as bits."""
 
@@ -90,10 +88,10 @@ class Evictor:
             self._offer_rest(self._below, visit, stored)
         for key in keys[stored:]:
             self._ends.pop(key, None)
-            for group in self._groups:
-                group.lose(key)
-                policy.discarded(key)
-        policy.used(replace(visit, stored=stored))
+            policy.discarded(key)
+        for group in self._groups:
+            group.lose(keys[stored:])
+        policy.used(visit._replace(stored=stored))
         if self._below is not None:
             self._note_end(keys[:stored])
             self._below.used(visit)
@@ -101,9 +99,8 @@ class Evictor:
             self._settle_grants(self.tenants, visit.tenant, keys[:stored])
 
     def _offer_rest(self, below: Directory, visit: Visit, first: int) -> None:
-        for place in range(first, len(visit.keys)):
-            if groups := self._worth_storing(visit.keys[place]):
-                below.offered(visit.keys[place], groups, self.now, None if place < visit.public else visit.tenant)
+        owners = [None if place < visit.public else visit.tenant for place in range(first, len(visit.keys))]
+        below.offered(self._gone(visit.keys[first:], owners), self.now)
 
     def _note_end(self, keys: Sequence[bytes]) -> None:
         """Who goes on here reads the blocks of each window before the end."""
@@ -118,7 +115,7 @@ class Evictor:
         for key in keys:
             pool.assign(by_key[key], tenants.number_of(key))
         while tenants.beyond(tenant) and (surplus := tenants.victim_of(tenant, self._may_go, self.now)) is not None:
-            self._let_go(surplus)
+            self._let_go([surplus], [tenant])
 
     def inserted(self, key: bytes, groups: int, owner: Owner) -> None:
         """A content is complete in these groups (bits), and nobody had it before."""
@@ -133,8 +130,8 @@ class Evictor:
     def retire(self) -> None:
         """The process ends: what is worth keeping is offered to the tiers that last."""
         if self._below is not None:
-            gone = (Gone(key, self._worth_storing(key), self._owner(key)) for key in self._lead.index.by_key)
-            self._below.retire([one for one in gone if one.groups], self.now)
+            keys = list(self._lead.index.by_key)
+            self._below.retire(self._gone(keys, [self._owner(key) for key in keys]), self.now)
 
     def _owner(self, key: bytes) -> Owner:
         return b"" if self.tenants is None else self.tenants.owner_of(key)
@@ -191,43 +188,47 @@ class Evictor:
         below = [] if self._below is None else [tier.policy for tier in self._below.tiers]
         return below if self.policy is None else [self.policy, *below]
 
-    def _give_up(self) -> None:
+    def _give_up(self, count: int) -> None:
         """In the leading group, and whatever belongs to it elsewhere."""
         assert self.policy is not None
-        if self.tenants is not None:
-            self.tenants.asking = self.asking
-        key, wanted = self.policy.victim(self._may_go, self.now), False
-        if key is None:
-            key, wanted = self._oldest()
-        if key is not None:
-            self._let_go(key, wanted=wanted)
+        tenants = self.tenants
+        if tenants is not None:
+            tenants.asking = self.asking
+        while count > 0:
+            keys = self.policy.victims(count, self._may_go, self.now)
+            if keys:
+                self._let_go(keys, [b""] * len(keys) if tenants is None else tenants.gave_up)
+            else:
+                oldest = self._oldest()
+                if oldest is None:
+                    return
+                keys = [oldest.key]
+                self._let_go(keys, [oldest.owner], wanted=oldest.wanted)
+            count -= len(keys)
 
-    def _let_go(self, key: bytes, *, wanted: bool = False) -> None:
-        """The policy knows it no more. `wanted`: its request was preempted and comes back for it."""
+    def _let_go(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> None:
+        """The policy knows them no more. `wanted`: their request was preempted and comes back for them."""
         if self._below is not None:
-            owner = b"" if self.tenants is None else self.tenants.gave_up
-            groups = self._everywhere(key) if wanted else self._worth_storing(key)
-            self._below.offered(key, groups, self.now, owner, wanted=wanted)
-        self._ends.pop(key, None)
+            self._below.offered(self._gone(keys, owners, wanted=wanted), self.now)
+        if self._ends:
+            for key in keys:
+                self._ends.pop(key, None)
         for group in self._groups:
-            group.lose(key)
+            group.lose(keys)
 
-    def _worth_storing(self, key: bytes) -> int:
-        """Groups that have the block and from which it could be of use, as bits: those with a window only at a chain's end."""
-        return self._everywhere(key) & (self._unwindowed | self._ends.get(key, 0))
+    def _gone(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> list[Gone]:
+        """Which groups have the blocks. Of those with a window a chain's end alone could be of use, unless all of it is wanted."""
+        groups, ends = [0] * len(keys), self._ends
+        for number, group in enumerate(self._groups):
+            by_key, bit, anywhere = group.index.by_key, 1 << number, wanted or group.window is None
+            for place, key in enumerate(keys):
+                if key in by_key and (anywhere or ends.get(key, 0) & bit):
+                    groups[place] |= bit
+        return [Gone(key, some, owner, wanted) for key, some, owner in zip(keys, groups, owners, strict=True) if some]
 
-    def _everywhere(self, key: bytes) -> int:
-        """Groups that have the block, as bits."""
-        groups, bit = 0, 1
-        for group in self._groups:
-            if key in group.index.by_key:
-                groups |= bit
-            bit <<= 1
-        return groups
-
-    def _oldest(self) -> tuple[bytes | None, bool]:
-        """The oldest block that may go for whoever is asking: one that the policy has set aside, or, and this is the second
-        part of the answer, was never told of.
+    def _oldest(self) -> Gone | None:
+        """The oldest block that may go for whoever is asking: one that the policy has set aside, or was never told of, and then
+        it is `wanted`.
         """
         assert self.policy is not None
         pool, index, tenants = self._lead.pool, self._lead.index, self.tenants
@@ -236,12 +237,10 @@ class Evictor:
                 entry = index.entry(block)
                 assert entry is not None
                 assert entry.key is not None
-                known = self.policy.holds(entry.key)
-                if tenants is not None:
-                    tenants.gave_up = tenants.owner_of(entry.key)
+                oldest = Gone(entry.key, 0, self._owner(entry.key), not self.policy.holds(entry.key))
                 self.policy.discarded(entry.key)
-                return entry.key, not known
-        return None, False
+                return oldest
+        return None
 
     def _forgotten(self, key: bytes) -> None:
         assert self.policy is not None
@@ -251,12 +250,17 @@ class Evictor:
     def _may_go(self, key: bytes) -> bool:
         return self._lead.pool.references[self._lead.index.by_key[key]] == 0
 
-    def _give_up_of(self, group: GroupBlocks) -> None:
-        """In a group with a window. What was valued more than the one that goes is not looked at again soon."""
+    def _give_up_of(self, group: GroupBlocks, count: int) -> None:
+        """In a group with a window."""
+        for _ in range(count):
+            self._give_up_one_of(group)
+
+    def _give_up_one_of(self, group: GroupBlocks) -> None:
+        """What was valued more than the one that goes is not looked at again soon."""
         assert self.policy is not None
         policy, pool, now = self.policy, group.pool, self.now
         oldest = [(block, entry.key) for block in islice(pool.oldest(), SAMPLES) if (entry := group.index.entry(block))]
-        worth = [policy.worth(key, now) for _, key in oldest if key is not None]
+        worth = policy.worths([key for _, key in oldest if key is not None], now)
         place = worth.index(min(worth))
         for passed, _ in oldest[:place]:
             pool.renew(passed)
@@ -264,7 +268,7 @@ class Evictor:
         if self._below is not None and key is not None:
             bit = 1 << next(number for number, other in enumerate(self._groups) if other is group)
             if self._ends.get(key, 0) & bit:
-                self._below.offered(key, bit, now, self._owner(key))
+                self._below.offered([Gone(key, bit, self._owner(key))], now)
         group.forget([block])
 
     def check(self, open_keys: Set[bytes]) -> None:

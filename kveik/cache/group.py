@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kveik.cache.layout import LayerGroup
 from kveik.cache.pool import FULL, PARTIAL, BlockPool
@@ -29,8 +30,8 @@ class GroupBlocks:
         self.window = group.window
         self.pool = BlockPool(blocks)
         self.index = PrefixIndex()
-        self.give_up: Callable[[], None] | None = None
-        """Called when the next block to take is a full one: makes the content unfindable that should go before it."""
+        self.give_up: Callable[[int], None] | None = None
+        """Called when the next so many blocks to take are full ones: makes the content unfindable that should go before it."""
 
         self.forgotten: Callable[[bytes], None] | None = None
         """Called with the key of a full block that cannot be found any more."""
@@ -46,22 +47,25 @@ class GroupBlocks:
             return 0
         return (computed - self.window + 1) // block_size
 
-    def take(self) -> int:
-        """Hold a block for new content; what it held before is forgotten."""
+    def take(self, count: int) -> list[int]:
+        """Hold blocks for new content; what they held before is forgotten."""
         pool = self.pool
-        if self.give_up is not None and pool.full == pool.available:
-            self.give_up()
-        block = pool.take()
-        self._drop(block)
-        return block
+        short = count - (pool.available - pool.full)
+        if short > 0 and self.give_up is not None:
+            self.give_up(short)
+        blocks = pool.take(count)
+        for block in blocks:
+            if block in self.index:
+                self._drop(block)
+        return blocks
 
-    def shed(self) -> None:
-        """Give up the content of one full cached block, although nobody needs the block now. There is one."""
-        before = self.pool.full
+    def shed(self, count: int) -> None:
+        """Give up the content of full cached blocks, although nobody needs the blocks now. There are as many."""
+        pool = self.pool
+        left = pool.full - count
         if self.give_up is not None:
-            self.give_up()
-        if self.pool.full == before:
-            self.forget([next(self.pool.oldest())])
+            self.give_up(count)
+        self.forget(list(islice(pool.oldest(), max(0, pool.full - left))))
 
     def register_full(self, block: int, parent: bytes, tokens: Tokens, key: bytes) -> bool:
         """The held block's slots are all written. False: that content has a block already, and the first one stays."""
@@ -85,12 +89,14 @@ class GroupBlocks:
             self._drop(block)
             self.pool.unmark(block)
 
-    def lose(self, key: bytes) -> None:
-        """The block with this content, if nobody holds it, is the next to be taken; `forgotten` is not called."""
-        block = self.index.by_key.get(key)
-        if block is not None and self.pool.references[block] == 0:
-            self.index.drop(block)
-            self.pool.unmark(block)
+    def lose(self, keys: Iterable[bytes]) -> None:
+        """The blocks with this content, if nobody holds them, are the next to be taken; `forgotten` is not called."""
+        index, pool = self.index, self.pool
+        for key in keys:
+            block = index.by_key.get(key)
+            if block is not None and pool.references[block] == 0:
+                index.drop(block)
+                pool.unmark(block)
 
     def _drop(self, block: int) -> None:
         if block in self.index:

@@ -228,10 +228,10 @@ class CacheLedger:
         self.evictor.asking = account.tenant
         needed = blocks_for(length, self.block_size)
         for group, blocks, table in zip(self._groups, account.blocks, self._tables.arrays, strict=True):
-            while len(blocks) < needed:
-                block = group.take()
-                table[account.row, len(blocks)] = block
-                blocks.append(block)
+            if len(blocks) < needed:
+                taken = group.take(needed - len(blocks))
+                table[account.row, len(blocks) : needed] = taken
+                blocks += taken
         return len(account.blocks[0]) * self.block_size
 
     def commit(self, sequence_id: int, computed: int) -> bool:
@@ -340,7 +340,7 @@ class CacheLedger:
         copies = []
         self.evictor.asking = account.tenant
         for number, source in enumerate(match.sources):
-            target = self._groups[number].take()
+            (target,) = self._groups[number].take(1)
             account.blocks[number].append(target)
             self._tables.arrays[number][account.row, match.full] = target
             copies.append(BlockCopy(number, source, target))

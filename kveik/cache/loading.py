@@ -85,12 +85,17 @@ class Loader:
             self._groups[number].pool.hold(block)
         directory.pin(fetches)
         self._evictor.asking = account.tenant
-        targets = tuple(self._groups[fetch.group].take() for fetch in fetches)
+        targets = self._take(fetches)
         loading = self.active[sequence_id] = Loading(fetches, targets, beside, set(range(len(fetches))))
         # Its blocks are told of to the policy when it is closed, also where it is never admitted.
         account.kept = max(account.kept, int(below.cuts[cut]))
         account.came = self._evictor.now if account.came is None else account.came
         return loading
+
+    def _take(self, fetches: Sequence[Fetch]) -> tuple[int, ...]:
+        """A block for each, of its group."""
+        taken = [iter(group.take(sum(one.group == number for one in fetches))) for number, group in enumerate(self._groups)]
+        return tuple(next(taken[fetch.group]) for fetch in fetches)
 
     def _beside(self, below: Below, cut: int) -> tuple[tuple[int, int], ...]:
         """The pool's own blocks of the hit."""

@@ -140,14 +140,17 @@ class BlockPool:
         """Full unheld blocks, those unheld for longest first. It may be stopped at any time, and what it gave be changed."""
         return self._order.full()
 
-    def take(self) -> int:
-        """Hold the next block in order, for new content. It is not findable any more: its index entry must go too."""
-        block = self._order.next()
-        self._leave(block)
-        self.references[block] = 1
-        self.findable[block] = UNFINDABLE
-        self.party[block] = 0
-        return block
+    def take(self, count: int) -> list[int]:
+        """Hold the next blocks in order, for new content. They are not findable any more: their index entries must go too."""
+        blocks = []
+        for _ in range(count):
+            block = self._order.next()
+            self._leave(block)
+            self.references[block] = 1
+            self.findable[block] = UNFINDABLE
+            self.party[block] = 0
+            blocks.append(block)
+        return blocks
 
     def hold(self, block: int) -> None:
         """One more holder for a block that was found by content."""

@@ -97,9 +97,10 @@ class Replay:
             pool.hold(block)
             held.append(block)
         found = Found(len(held), self._found_below(keys[:kept], len(held)))
-        for place in range(len(held), len(keys)):
-            parent = keys[place - 1] if place else _ROOT
-            held.append(self._compute(keys[place], parent, keep=place < kept))
+        if self._plain:
+            self._compute_plainly(keys, held)
+        else:
+            self._compute(keys, kept, held)
         for block in held if self._plain else reversed(held):
             pool.give_back(block)
         self._finish(keys[:kept], request)
@@ -113,20 +114,29 @@ class Replay:
         found = self._below.found(keys, (start, start), lambda _, key: key in by_key)
         return int(found.cuts[-1]) - start
 
-    def _compute(self, key: Key, parent: Key, *, keep: bool) -> int:
+    def _compute(self, keys: Sequence[Key], kept: int, held: list[int]) -> None:
+        """What follows the blocks held, the first `kept` of them all to be found again."""
+        group, start = self._group, len(held)
+        held += group.take(len(keys) - start)
+        for place in range(start, kept):
+            group.register_full(held[place], keys[place - 1] if place else _ROOT, _WORDS, keys[place])
+
+    def _compute_plainly(self, keys: Sequence[Key], held: list[int]) -> None:
         group = self._group
-        if self._plain and (cached := group.index.by_key.get(key)) is not None:
-            group.pool.hold(cached)
-            return cached
-        block = group.take()
-        if keep:
-            group.register_full(block, parent, _WORDS, key)
-        return block
+        for place in range(len(held), len(keys)):
+            block = group.index.by_key.get(keys[place])
+            if block is not None:
+                group.pool.hold(block)
+            else:
+                (block,) = group.take(1)
+                group.register_full(block, keys[place - 1] if place else _ROOT, _WORDS, keys[place])
+            held.append(block)
 
     def _finish(self, keys: Sequence[Key], request: TraceRequest) -> None:
         self._evictor.finished(Visit(keys, 0, request.tokens_out, request.came, request.came))
-        while self._group.pool.cached > self._blocks:
-            self._group.shed()
+        excess = self._group.pool.cached - self._blocks
+        if excess > 0:
+            self._group.shed(excess)
         if self._below is not None:
             self._carry_out(self._below)
 

@@ -106,8 +106,7 @@ def give_way(llm: LLM, chance: random.Random) -> None:
     if chance.random() < 0.05 and (decoding := list(scheduler._decodes.values())):
         scheduler._preempt(chance.choice(decoding), Draft(budget=0))
         for group in scheduler.ledger._groups:
-            while group.pool.full:
-                group.shed()
+            group.shed(group.pool.full)
         llm.loaded.engine.attend()
 
 

@@ -30,17 +30,13 @@ class Favouring(LruPolicy):
         super().__init__()
         self.favoured: set[Key] = set()
 
-    def victim(self, may_go: MayGo, now: float) -> Key | None:
-        passed = []
-        while (key := super().victim(may_go, now)) in self.favoured and key is not None:
-            passed.append(key)
-        for one in reversed(passed):
-            self.stored(one, now)
-            self._touched.move_to_end(one, last=False)
-        return key if key is not None or not passed else super().victim(may_go, now)
+    def victims(self, count: int, may_go: MayGo, now: float) -> list[Key]:
+        first = super().victims(count, lambda key: key not in self.favoured and may_go(key), now)
+        self.returned([key for key in self._aside if key in self.favoured])
+        return first + super().victims(count - len(first), may_go, now)
 
-    def worth(self, key: Key, now: float) -> float:
-        return float(key in self.favoured)
+    def worths(self, keys: Sequence[Key], now: float) -> list[float]:
+        return [float(key in self.favoured) for key in keys]
 
 
 def favour(cache: CacheLedger, policy: Favouring) -> None:

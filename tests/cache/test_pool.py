@@ -68,7 +68,8 @@ def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
     held = [block for block, count in enumerate(slow.references) if count]
     match chance.randrange(6):
         case 0 if slow.unheld:
-            assert pool.take() == slow.take()
+            count = chance.randint(1, len(slow.unheld))
+            assert pool.take(count) == [slow.take() for _ in range(count)]
         case 1:
             # A hit: found by content, held or not.
             if slow.findable:
@@ -95,34 +96,34 @@ def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
 
 def test_a_sequence_s_tail_is_taken_before_its_head_and_the_longest_unused_first() -> None:
     pool = BlockPool(6)
-    older, newer = [pool.take() for _ in range(3)], [pool.take() for _ in range(3)]
+    older, newer = pool.take(3), pool.take(3)
     for block in (*older, *newer):
         pool.mark(block, FULL)
     for blocks in (older, newer):
         for block in reversed(blocks):
             pool.give_back(block)
-    assert [pool.take() for _ in range(6)] == [*reversed(older), *reversed(newer)]
+    assert pool.take(6) == [*reversed(older), *reversed(newer)]
 
 
 def test_what_nobody_can_find_is_taken_before_what_can_be_found() -> None:
     pool = BlockPool(3)
-    first, second, third = (pool.take() for _ in range(3))
+    first, second, third = pool.take(3)
     pool.mark(first, FULL)
     pool.give_back(first)
     pool.mark(second, FULL)
     pool.give_back(second)
     pool.give_back(third)
-    assert [pool.take() for _ in range(3)] == [third, first, second]
+    assert pool.take(3) == [third, first, second]
 
 
 def test_a_hit_saves_a_block_from_being_taken() -> None:
     pool = BlockPool(2)
-    first, second = pool.take(), pool.take()
+    first, second = pool.take(2)
     for block in (first, second):
         pool.mark(block, FULL)
         pool.give_back(block)
     pool.hold(first)
-    assert pool.take() == second
+    assert pool.take(1) == [second]
     assert pool.available == 0
 
 
@@ -140,16 +141,16 @@ def test_taking_from_an_empty_order_is_caught() -> None:
 
 def test_a_partial_block_is_taken_before_full_ones_however_old_they_are() -> None:
     pool = BlockPool(3)
-    full, partial, again = (pool.take() for _ in range(3))
+    full, partial, again = pool.take(3)
     for block, found in ((full, FULL), (partial, PARTIAL), (again, FULL)):
         pool.mark(block, found)
         pool.give_back(block)
-    assert [pool.take() for _ in range(3)] == [partial, full, again]
+    assert pool.take(3) == [partial, full, again]
 
 
 def test_the_check_finds_a_wrong_count_and_a_lost_block() -> None:
     pool = BlockPool(2)
-    block = pool.take()
+    (block,) = pool.take(1)
     with pytest.raises(AssertionError, match="lost"):
         pool.check({})
     with pytest.raises(AssertionError, match="count"):

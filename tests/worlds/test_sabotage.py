@@ -62,7 +62,7 @@ def window_one_too_short(patch: pytest.MonkeyPatch) -> None:
 
 def stale_index(patch: pytest.MonkeyPatch) -> None:
     """A block that is taken for something else can still be found as what it was."""
-    patch.setattr(GroupBlocks, "take", lambda self: self.pool.take())
+    patch.setattr(GroupBlocks, "take", lambda self, count: self.pool.take(count))
 
 
 def lost_block(patch: pytest.MonkeyPatch) -> None:

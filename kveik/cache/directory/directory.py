@@ -54,48 +54,47 @@ class Directory:
 
     # What happens above. Each may give orders.
 
-    def offered(self, key: Key, groups: int, now: float, owner: Owner = b"", *, wanted: bool = False) -> None:
-        """The pool gives up a content that these groups (bits) have. `wanted`: whoever computed it will come back for it."""
-        self._offer(0, None, Gone(key, groups, owner, wanted), now)
+    def offered(self, gone: Sequence[Gone], now: float) -> None:
+        """The pool gives up contents, none of them twice."""
+        self._offer(0, None, gone, now)
 
     def inserted(self, key: Key, groups: int, now: float, owner: Owner = b"") -> None:
         """The pool has a new content, all slots of it written, in these groups."""
         for number, tier in enumerate(self.tiers):
             if tier.spec.writes == "write-through":
-                self._offer_to(number, None, Gone(key, groups, owner), now)
+                self._offer_to(number, None, [Gone(key, groups, owner)], now)
 
     def used(self, visit: Visit) -> None:
         """A request is done."""
         for number, tier in enumerate(self.tiers):
             tier.used(visit)
-            for victim in tier.surplus(visit.tenant, visit.went):
-                self._delete(number, victim.key, victim.groups)
+            self._delete(number, tier.surplus(visit.tenant, visit.went))
 
-    def _offer(self, first: int, source: int | None, gone: Gone, now: float) -> None:
+    def _offer(self, first: int, source: int | None, gone: Sequence[Gone], now: float) -> None:
         """To one tier after the other, until one has it."""
-        number, end = first, len(self.tiers)
-        while number < end and not self._offer_to(number, source, gone, now):
-            number += 1
+        for number in range(first, len(self.tiers)):
+            if gone:
+                gone = self._offer_to(number, source, gone, now)
 
-    def _offer_to(self, number: int, source: int | None, gone: Gone, now: float) -> bool:
+    def _offer_to(self, number: int, source: int | None, gone: Sequence[Gone], now: float) -> list[Gone]:
+        """What it does not take."""
         answer = self.tiers[number].offer(gone, now)
-        for victim in answer.victims:
-            # It is copied further down before it is removed, and removed before its room is needed.
-            self._offer(number + 1, number, victim, now)
-            self._delete(number, victim.key, victim.groups)
-        if answer.write:
-            self._spill(gone.key, answer.write, source, number)
-        return answer.settled
+        # They are copied further down before they are removed, and removed before their room is needed.
+        self._offer(number + 1, number, answer.victims, now)
+        self._delete(number, answer.victims)
+        self._spill(answer.writes, source, number)
+        return answer.refused
 
-    def _spill(self, key: Key, groups: int, source: int | None, target: int) -> None:
+    def _spill(self, gone: Sequence[Gone], source: int | None, target: int) -> None:
         block_of = self.block_of if source is None else None
-        for group in _bits(groups):
-            block = None if block_of is None else block_of(group, key)
-            self._orders.append(Spill(key, group, source, target, block))
+        for key, groups, _, _ in gone:
+            for group in _bits(groups):
+                block = None if block_of is None else block_of(group, key)
+                self._orders.append(Spill(key, group, source, target, block))
 
-    def _delete(self, number: int, key: Key, groups: int) -> None:
-        if self.tiers[number].spec.ours:
-            self._orders += [Delete(key, group, number) for group in _bits(groups)]
+    def _delete(self, number: int, gone: Sequence[Gone]) -> None:
+        if gone and self.tiers[number].spec.ours:
+            self._orders += [Delete(key, group, number) for key, groups, _, _ in gone for group in _bits(groups)]
 
     def retire(self, pool: Iterable[Gone], now: float) -> None:
         """The process ends: what is in the pool or in a tier that goes with it is offered to those that last, the most valuable
@@ -108,13 +107,13 @@ class Directory:
         for number, tier in enumerate(self.tiers):
             if not tier.spec.lasts:
                 waiting.extend((number, gone) for gone in tier.records())
-        policy = self.tiers[lasting[0]].policy
+        worths = self.tiers[lasting[0]].policy.worths([gone.key for _, gone in waiting], now)
         # A stable order: beginnings stay ahead of what follows them.
-        waiting.sort(key=lambda one: policy.worth(one[1].key, now), reverse=True)
-        for source, gone in waiting:
+        for place in sorted(range(len(waiting)), key=worths.__getitem__, reverse=True):
+            source, one = waiting[place]
+            gone = [one]
             for number in lasting:
-                if self._offer_to(number, source, gone, now):
-                    break
+                gone = gone and self._offer_to(number, source, gone, now)
 
     def reset(self) -> None:
         """Everything is forgotten and removed, where it is ours to remove."""
@@ -164,7 +163,7 @@ class Directory:
         """Records (key and group) that are there already, the oldest first. What is beyond the bound is removed."""
         for key, group in records:
             if not self.tiers[tier].found(key, group, now):
-                self._delete(tier, key, 1 << group)
+                self._delete(tier, [Gone(key, 1 << group, None)])
 
     def check(self) -> None:
         """Bounds, sums and policies: O(keys). Raises AssertionError."""

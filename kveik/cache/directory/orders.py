@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kveik.cache.eviction.policy import Key
 
 
-@dataclass(frozen=True, slots=True)
-class Spill:
+class Spill(NamedTuple):
     """Copy a record. The source has it until a later order, or the pool's next write into the block."""
 
     key: Key
@@ -26,8 +26,7 @@ class Spill:
     """Of the pool, where the pool is the source."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(NamedTuple):
     """Remove a record from a tier; it is not looked for any more."""
 
     key: Key

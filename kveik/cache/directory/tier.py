@@ -11,8 +11,8 @@ are written as a set of bits: bit g for group g. What is known of a key's record
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from kveik.cache.directory.write_filter import FACTOR, WriteFilter
@@ -83,19 +83,16 @@ class Gone(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a tier says to an offer."""
+    """What a tier says to offers."""
 
-    write: int
-    """Groups whose records it takes; 0: none."""
+    writes: list[Gone]
+    """What it takes, and of which groups the records."""
 
-    settled: bool
-    """Whether the key is there afterwards, so that nobody else need take it."""
+    refused: list[Gone]
+    """What is not there afterwards, so that somebody else may take it."""
 
-    victims: tuple[Gone, ...] = ()
-    """What goes for it."""
-
-
-_REFUSED, _THERE = Answer(0, settled=False), Answer(0, settled=True)
+    victims: list[Gone]
+    """What goes for it, and has gone from here already, also where there is no room after all."""
 
 
 class TierRecords:
@@ -106,6 +103,9 @@ class TierRecords:
         self.policy = policy
         self._tenants = policy if isinstance(policy, TenantPolicy) else None
         self.bytes_used = 0
+        self._sizes = [spec.bytes_of(groups) for groups in range(1 << len(spec.record_bytes))]
+        """Bytes of the records of these groups (bits)."""
+
         self._held: dict[Key, Held] = {}
         self._filter = None if spec.factor is None or spec.writes == "second-touch" else WriteFilter(spec.factor)
         self._touched: OrderedDict[Key, bool] = OrderedDict()
@@ -138,7 +138,7 @@ class TierRecords:
         if visit.retention is not None:
             # Only who hints needs to know what of the chain is here.
             stored = next((place for place, key in enumerate(visit.keys) if not self.holds(key)), len(visit.keys))
-        self.policy.used(replace(visit, stored=stored))
+        self.policy.used(visit if visit.stored == stored else visit._replace(stored=stored))
         if self.spec.writes == "second-touch":
             self._touch(visit.keys)
 
@@ -155,67 +155,112 @@ class TierRecords:
         while len(touched) > TOUCHES_KNOWN:
             touched.popitem(last=False)
 
-    def offer(self, offered: Gone, now: float) -> Answer:
-        """What was given up above could be written here: whether it is, and what goes for it.
+    def offer(self, offered: Sequence[Gone], now: float) -> Answer:
+        """What was given up above could be written here, the first before the last: whether it is, and what goes for it.
 
-        The victims have gone from here already, also where there is no room after all.
+        No key is offered twice. Who passes the filter is decided before anything goes.
         """
-        key, missing, owner = offered.key, offered.groups, offered.owner
-        held = self._held.get(key)
-        if held is not None:
-            missing &= ~(held.stored | held.storing)
-            if held.doomed or not missing:
-                return _REFUSED if held.doomed else _THERE
-        size = self.spec.bytes_of(missing)
-        if not missing or size > self.spec.capacity_bytes or not (offered.wanted or self._is_worth_it(key, size, now)):
-            return _REFUSED
-        victims: list[Gone] = []
-        while not (room := self._has_room(size, owner)) and (victim := self._in_the_way(key, size, owner, now)) is not None:
-            victims.append(self._give_up(victim, now))
-        if room:
-            self._add(key, owner, now).storing |= missing
-            self._weigh(key, size)
-        return Answer(missing if room else 0, settled=room, victims=tuple(victims))
+        wanted, refused = self._worth_writing(offered, now)
+        victims = self._make_room(wanted, now) if self._tenants is None else []
+        writes = []
+        for gone in wanted:
+            if self._tenants is not None:
+                victims += self._make_room_of(self._tenants, gone, now)
+            if self._has_room(self._sizes[gone.groups], gone.owner):
+                self._add(gone, now)
+                writes.append(gone)
+            else:
+                refused.append(gone)
+        return Answer(writes, refused, victims)
 
-    def surplus(self, owner: Owner, now: float) -> tuple[Gone, ...]:
+    def surplus(self, owner: Owner, now: float) -> list[Gone]:
         """What an owner has beyond its maximum and gives up: it turned out to be its own."""
-        gone = []
+        gone: list[Gone] = []
         tenants = self._tenants
         while tenants is not None and tenants.beyond(owner):
             key = tenants.victim_of(owner, self._may_go, now)
             if key is None:
                 break
-            gone.append(self._give_up(key, now))
-        return tuple(gone)
+            gone += self._give_up([key], now)
+        return gone
 
-    def _is_worth_it(self, key: Key, size: int, now: float) -> bool:
-        """Whether it may be written: always where there is room, unless only what was used twice is."""
+    def _worth_writing(self, offered: Sequence[Gone], now: float) -> tuple[list[Gone], list[Gone]]:
+        """What of it should be written, as far as it is missing; and what not. What is there already is neither."""
+        wanted, refused = list[Gone](), list[Gone]()
+        held_of, sizes, capacity = self._held.get, self._sizes, self.spec.capacity_bytes
+        # Where there is room everything is written, unless only what was used twice is.
+        room = 0 if self.spec.writes == "second-touch" else capacity - self.bytes_used
+        for gone, passes in zip(offered, self._passing(offered, room, now), strict=True):
+            held, missing = held_of(gone.key), gone.groups
+            if held is not None:
+                missing = 0 if held.doomed else missing & ~(held.stored | held.storing)
+                if not missing:
+                    if held.doomed:
+                        refused.append(gone)
+                    continue
+            size = sizes[missing]
+            if not size:
+                continue
+            if size <= capacity and (passes or gone.wanted or size <= room):
+                room -= size
+                wanted.append(gone if missing == gone.groups else gone._replace(groups=missing))
+            else:
+                refused.append(gone)
+        return wanted, refused
+
+    def _passing(self, offered: Sequence[Gone], room: int, now: float) -> Iterable[bool]:
+        """Per record, whether it may displace something."""
         if self.spec.writes == "second-touch":
-            return self._touched.get(key, False)
-        if self._filter is None or self.bytes_used + size <= self.spec.capacity_bytes:
-            return True
-        return self._filter.passes(self.policy.worth(key, now))
+            return [self._touched.get(gone.key, False) for gone in offered]
+        if self._filter is None or len(offered) * self._sizes[-1] <= room:
+            return [True] * len(offered)
+        least = self._filter.least
+        return [worth >= least for worth in self.policy.worths([gone.key for gone in offered], now)]
 
     def _has_room(self, size: int, owner: Owner) -> bool:
         if self.bytes_used + size > self.spec.capacity_bytes:
             return False
         return self._tenants is None or not self._tenants.beyond(owner, size)
 
-    def _in_the_way(self, key: Key, size: int, owner: Owner, now: float) -> Key | None:
-        """There is no room for so much more of this owner: what has to go next; None where nothing may."""
-        tenants = self._tenants
-        if (held := self._held.get(key)) is not None:
-            held.pins += 1
-        if tenants is None:
-            victim = self.policy.victim(self._may_go, now)
-        elif tenants.beyond(owner, size):
-            victim = tenants.victim_of(owner, self._may_go, now)
-        else:
-            tenants.asking = owner
-            victim = self.policy.victim(self._may_go, now)
-        if held is not None:
-            self.unpin(key)
-        return victim
+    def _make_room(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
+        """What has to go for all of these; less where no more may."""
+        sizes, gone = self._sizes, list[Gone]()
+        short = self.bytes_used + sum([sizes[one.groups] for one in wanted]) - self.spec.capacity_bytes
+        if short > 0:
+            # What of them is here already, of other groups, stays.
+            there = [one.key for one in wanted if one.key in self._held]
+            for key in there:
+                self.pin(key)
+            bound = self.bytes_used - short
+            while self.bytes_used > bound:
+                # No more than it takes, though each be as large as any.
+                count = max(1, (self.bytes_used - bound) // sizes[-1])
+                keys = self.policy.victims(count, self._may_go, now)
+                if not keys:
+                    break
+                gone += self._give_up(keys, now)
+            for key in there:
+                self.unpin(key)
+        return gone
+
+    def _make_room_of(self, tenants: TenantPolicy, one: Gone, now: float) -> list[Gone]:
+        """The same for one of them, where its owner may have a maximum."""
+        size, gone = self._sizes[one.groups], list[Gone]()
+        if there := one.key in self._held:
+            self.pin(one.key)
+        while not self._has_room(size, one.owner):
+            if tenants.beyond(one.owner, size):
+                key = tenants.victim_of(one.owner, self._may_go, now)
+                keys = [] if key is None else [key]
+            else:
+                tenants.asking = one.owner
+                keys = tenants.victims(1, self._may_go, now)
+            if not keys:
+                break
+            gone += self._give_up(keys, now)
+        if there:
+            self.unpin(one.key)
+        return gone
 
     def _may_go(self, key: Key) -> bool:
         held = self._held[key]
@@ -224,23 +269,29 @@ class TierRecords:
             return False
         return True
 
-    def _give_up(self, key: Key, now: float) -> Gone:
-        """The policy has chosen it."""
+    def _give_up(self, keys: Sequence[Key], now: float) -> list[Gone]:
+        """The policy has chosen them."""
         if self._filter is not None:
-            self._filter.gave_up(self.policy.worth(key, now))
-        held = self._held.pop(key)
-        self.bytes_used -= self.spec.bytes_of(held.stored)
-        return Gone(key, held.stored, held.owner)
+            self._filter.gave_up(self.policy.worths(keys, now))
+        gone, pop, sizes, freed = list[Gone](), self._held.pop, self._sizes, 0
+        for key in keys:
+            held = pop(key)
+            freed += sizes[held.stored]
+            gone.append(Gone(key, held.stored, held.owner))
+        self.bytes_used -= freed
+        return gone
 
-    def _add(self, key: Key, owner: Owner, now: float) -> Held:
-        held = self._held.get(key)
+    def _add(self, gone: Gone, now: float) -> None:
+        """It is about to be written."""
+        held = self._held.get(gone.key)
         if held is None:
-            held = self._held[key] = Held(owner)
+            held = self._held[gone.key] = Held(gone.owner)
             if self._tenants is not None:
-                self._tenants.put(key, owner, now)
+                self._tenants.put(gone.key, gone.owner, now)
             else:
-                self.policy.stored(key, now)
-        return held
+                self.policy.stored((gone.key,), now)
+        held.storing |= gone.groups
+        self._weigh(gone.key, self._sizes[gone.groups])
 
     def _weigh(self, key: Key, change: int) -> None:
         """A key that the policy knows takes so many bytes more."""
@@ -282,7 +333,7 @@ class TierRecords:
             return False
         if held is None:
             held = self._held[key] = Held()
-            self.policy.stored(key, now)
+            self.policy.stored((key,), now)
         held.stored |= bit
         self._weigh(key, size)
         return True

@@ -7,6 +7,7 @@ costs endurance and time.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 FACTOR = 1.5
 """How much more than the mean of recent victims an offered record must be worth. 1: at least as much; 2: for worn drives."""
@@ -23,12 +24,14 @@ class WriteFilter:
         self._mean = 0.0
         self._seen = 0
 
-    def passes(self, worth: float) -> bool:
-        return worth >= self.factor * self._mean
+    @property
+    def least(self) -> float:
+        """What a record must be worth."""
+        return self.factor * self._mean
 
-    def gave_up(self, worth: float) -> None:
+    def gave_up(self, worths: Iterable[float]) -> None:
         """What the tier gave up was worth so much. What nobody knows the worth of says nothing."""
-        if not math.isfinite(worth):
-            return
-        self._seen = min(self._seen + 1, REMEMBERED)
-        self._mean += (worth - self._mean) / self._seen
+        for worth in worths:
+            if math.isfinite(worth):
+                self._seen = min(self._seen + 1, REMEMBERED)
+                self._mean += (worth - self._mean) / self._seen

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kveik.cache.eviction import reuse
+from kveik.cache.eviction.leaves import Leaves
 from kveik.cache.eviction.policy import USUAL, Chance, Key, Learnt, MayGo, Rank, Visit
-from kveik.cache.eviction.reuse import AGES, KINDS, LAST, OLD, bucket
+from kveik.cache.eviction.reuse import AGES, KINDS, bucket
 from kveik.cache.eviction.segments import Segment, SegmentTree
 
 FULL_WEIGHT_TOKENS = 32 * 512
@@ -40,10 +41,8 @@ class HazardPolicy:
 
     def __init__(self, block_size: int, chance: Chance, samples: int = 64) -> None:
         self._block_size = block_size
-        self._random = chance.random
-        self._samples = samples
         self._tree = SegmentTree()
-        self._leaves: list[Segment] = []
+        self._leaves = Leaves(chance, samples)
         self._aside: dict[Segment, None] = {}
         self._ghosts: OrderedDict[Segment, None] = OrderedDict()
         """Segments without children in which nothing is stored, the longest so first."""
@@ -62,7 +61,14 @@ class HazardPolicy:
         self._requests = 0
         self._used = [[0.0] * AGES for _ in range(KINDS)]
         self._unused = [[0.0] * AGES for _ in range(KINDS)]
-        self._index = [[0.0] * AGES for _ in range(KINDS)]
+        self._index = np.zeros((KINDS, AGES))
+        self._flat_index: list[float] = []
+        self._adopt_index(self._index)
+
+    def _adopt_index(self, index: NDArray[np.float64]) -> None:
+        """From now on records are worth this; the list is for those of which the worth is asked one by one."""
+        self._index = index
+        self._flat_index = index.ravel().tolist()
 
     @property
     def stored_count(self) -> int:
@@ -88,10 +94,14 @@ class HazardPolicy:
             segment.uses += 1
             if segment.shared:
                 segment.kind = reuse.shared_kind(segment.uses)
+            if segment.place >= 0:
+                self._leaves.changed(segment)
         self._extend(path, visit.keys, known, visit.went)
         if path and not path[-1].shared:
             new = (len(visit.keys) - known) * self._block_size
             path[-1].kind = reuse.session_kind(path[-1].uses, new, visit.tokens_out)
+            if path[-1].place >= 0:
+                self._leaves.changed(path[-1])
         self._fill(path, visit.stored)
         self._requests += 1
         self._forget()
@@ -105,15 +115,17 @@ class HazardPolicy:
                 del self._strays_aside[key]
                 self._strays[key] = None
 
-    def stored(self, key: Key, now: float) -> None:
+    def stored(self, keys: Sequence[Key], now: float) -> None:
         self._now = now
-        segment = self._tree.owner.get(key)
-        if segment is None:
-            self._strays_aside.pop(key, None)
-            self._strays[key] = None
-        else:
-            self._put(segment, key)
-            self._place(segment)
+        owner = self._tree.owner
+        for key in keys:
+            segment = owner.get(key)
+            if segment is None:
+                self._strays_aside.pop(key, None)
+                self._strays[key] = None
+            else:
+                self._put(segment, key)
+                self._place(segment)
 
     def _put(self, segment: Segment, key: Key) -> None:
         before = segment.count
@@ -129,20 +141,19 @@ class HazardPolicy:
         self._strays.pop(key, None)
         self._strays_aside.pop(key, None)
 
-    def victim(self, may_go: MayGo, now: float) -> Key | None:
+    def victims(self, count: int, may_go: MayGo, now: float) -> list[Key]:
         self._now = now
-        key = self._stray(may_go)
-        if key is not None:
+        gone: list[Key] = []
+        while len(gone) < count and (key := self._stray(may_go)) is not None:
             del self._strays[key]
-            return key
-        segment = self._choose(may_go, now)
-        if segment is None:
-            return None
-        key = segment.keys[segment.top - 1]
-        self._count -= 1
-        if segment.pop() == 0:
-            self._emptied(segment)
-        return key
+            gone.append(key)
+        while len(gone) < count and (segment := self._choose(may_go, now)) is not None:
+            ends = segment.ends(count - len(gone), may_go)
+            gone += ends
+            self._count -= len(ends)
+            if segment.shorten(len(ends)) == 0:
+                self._emptied(segment)
+        return gone
 
     def least(self, may_go: MayGo, now: float) -> Rank | None:
         if self._stray(may_go) is not None:
@@ -150,7 +161,7 @@ class HazardPolicy:
         segment = self._choose(may_go, now)
         if segment is None:
             return None
-        return USUAL, self._index[segment.kind][bucket(max(0.0, now - segment.touched))]
+        return USUAL, self._flat_index[segment.kind * AGES + bucket(max(0.0, now - segment.touched))]
 
     def _stray(self, may_go: MayGo) -> Key | None:
         while self._strays:
@@ -164,7 +175,7 @@ class HazardPolicy:
     def _choose(self, may_go: MayGo, now: float) -> Segment | None:
         """The segment that loses its end next."""
         while True:
-            segment = self._victim or self._draw(now)
+            segment = self._victim or self._leaves.least(self._index.ravel(), now)
             if segment is None or may_go(segment.keys[segment.top - 1]):
                 self._victim = segment
                 return segment
@@ -172,14 +183,20 @@ class HazardPolicy:
             self._unplace(segment)
             self._aside[segment] = None
 
-    def worth(self, key: Key, now: float) -> float:
-        """Uses per second of keeping it: its segment's index."""
-        segment = self._tree.owner.get(key)
-        if segment is None:
-            return float("-inf")
-        age = now - segment.touched
-        # As `bucket`, without the call: every record that a tier is offered, and every one it gives up, is asked about.
-        return self._index[segment.kind][int(age).bit_length() if 0.0 < age < OLD else LAST if age > 0.0 else 0]
+    def worths(self, keys: Sequence[Key], now: float) -> list[float]:
+        """Uses per second of keeping each: its segment's index."""
+        owner, index, worths = self._tree.owner, self._flat_index, list[float]()
+        latest, worth = None, float("-inf")
+        for key in keys:
+            segment = owner.get(key)
+            # What is asked about together is mostly of one chain.
+            if segment is not latest:
+                latest = segment
+                worth = float("-inf")
+                if segment is not None:
+                    worth = index[segment.kind * AGES + bucket(max(0.0, now - segment.touched))]
+            worths.append(worth)
+        return worths
 
     # Parts of a use.
 
@@ -275,35 +292,13 @@ class HazardPolicy:
         """Among the leaves, if it is one."""
         if segment.place < 0 and segment.count and not segment.live_children:
             self._aside.pop(segment, None)
-            segment.place = len(self._leaves)
-            self._leaves.append(segment)
+            self._leaves.add(segment)
 
     def _unplace(self, segment: Segment) -> None:
-        place = segment.place
-        if place < 0:
+        if segment.place >= 0:
+            self._leaves.remove(segment)
+        else:
             self._aside.pop(segment, None)
-            return
-        end = self._leaves.pop()
-        if end is not segment:
-            self._leaves[place] = end
-            end.place = place
-        segment.place = -1
-
-    def _draw(self, now: float) -> Segment | None:
-        """The least valuable of a sample of the leaves; among equals the oldest."""
-        leaves, count = self._leaves, len(self._leaves)
-        drawn = leaves
-        if count > self._samples:
-            random = self._random
-            drawn = [leaves[int(random() * count)] for _ in range(self._samples)]
-        index, best, least = self._index, None, float("inf")
-        for segment in drawn:
-            age = now - segment.touched
-            # As `bucket`, without the call: this is where the time goes.
-            worth = index[segment.kind][int(age).bit_length() if age < OLD else LAST]
-            if worth < least or (worth == least and best is not None and segment.touched < best.touched):
-                best, least = segment, worth
-        return best
 
     # Ghosts.
 
@@ -339,7 +334,7 @@ class HazardPolicy:
     def learn(self, now: float) -> None:
         """Rates from what was used again, what was forgotten, and what goes on ageing."""
         used, time = self.spells(now)
-        self._index = reuse.index(reuse.fit(used, time)).tolist()
+        self._adopt_index(reuse.index(reuse.fit(used, time)))
         for table in (self._used, self._unused):
             table[:] = (np.array(table) * reuse.FADING).tolist()
         self._requests = 0
@@ -360,7 +355,7 @@ class HazardPolicy:
         return counts.reshape(KINDS, AGES)
 
     def learnt(self) -> Learnt:
-        return {"used": np.array(self._used), "unused": np.array(self._unused), "index": np.array(self._index)}
+        return {"used": np.array(self._used), "unused": np.array(self._unused), "index": self._index.copy()}
 
     def restore(self, learnt: Learnt) -> None:
         tables = {}
@@ -370,8 +365,9 @@ class HazardPolicy:
                 raise ValueError(
                     f"The table '{name}' must be {KINDS} x {AGES} numbers of at least 0; it has shape {table.shape}."
                 )
-            tables[name] = table.tolist()
-        self._used, self._unused, self._index = tables["used"], tables["unused"], tables["index"]
+            tables[name] = table.copy()
+        self._used, self._unused = tables["used"].tolist(), tables["unused"].tolist()
+        self._adopt_index(tables["index"])
 
     # Laws.
 
@@ -388,4 +384,4 @@ class HazardPolicy:
             assert (segment in self._ghosts) == (not segment.count and not segment.children), "a ghost is missing or alive"
         assert stored == set(keys), "the policy's keys are not the store's"
         assert count == self._count, "stored records are miscounted"
-        assert all(leaf.place == place for place, leaf in enumerate(self._leaves)), "a leaf has another's place"
+        self._leaves.check()

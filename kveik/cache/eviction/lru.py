@@ -46,21 +46,24 @@ class LruPolicy:
             elif key in self._touched:
                 self._touched.move_to_end(key)
 
-    def stored(self, key: Key, now: float) -> None:
-        if key not in self._aside:
-            self._touched.setdefault(key, now)
+    def stored(self, keys: Sequence[Key], now: float) -> None:
+        for key in keys:
+            if key not in self._aside:
+                self._touched.setdefault(key, now)
 
     def discarded(self, key: Key) -> None:
         self._touched.pop(key, None)
         self._aside.pop(key, None)
 
-    def victim(self, may_go: MayGo, now: float) -> Key | None:
-        while self._touched:
+    def victims(self, count: int, may_go: MayGo, now: float) -> list[Key]:
+        gone: list[Key] = []
+        while self._touched and len(gone) < count:
             key, touched = self._touched.popitem(last=False)
             if may_go(key):
-                return key
-            self._aside[key] = touched
-        return None
+                gone.append(key)
+            else:
+                self._aside[key] = touched
+        return gone
 
     def least(self, may_go: MayGo, now: float) -> Rank | None:
         while self._touched:
@@ -70,10 +73,10 @@ class LruPolicy:
             self._aside[key] = self._touched.pop(key)
         return None
 
-    def worth(self, key: Key, now: float) -> float:
-        """Minus its age in seconds."""
-        touched = self._touched.get(key, self._aside.get(key))
-        return float("-inf") if touched is None else touched - now
+    def worths(self, keys: Sequence[Key], now: float) -> list[float]:
+        """Minus their ages in seconds."""
+        unknown = float("-inf")
+        return [self._touched.get(key, self._aside.get(key, unknown)) - now for key in keys]
 
     @property
     def wants_lesson(self) -> bool:

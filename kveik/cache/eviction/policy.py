@@ -5,18 +5,20 @@ one to give up. Keys come in chains: a request's blocks from the first on, each 
 (`keys.py`). So the key at place i is of use only to those who also find the keys before it, and a chain's end goes before its
 beginning: leaves before parents.
 
+Many blocks go at once, because a request needs many; so what is asked for each of them is asked for all of them together.
+
     used        a request is done with a chain: what it was like is noted, and its records may go from now on
     returned    records that were set aside may go again, and nothing is noted of it
-    stored      one more record is in this store (a tier: written when the store above gave it up)
+    stored      more records are in this store (a tier: written when the store above gave them up)
     discarded   a record is gone without having been asked for: it was found damaged, or everything was forgotten
-    victim      the record to give up next; it is gone from then on
+    victims     the records to give up next; they are gone from then on
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +50,7 @@ class Retention:
     """For how long it holds, from the end of the request, where it is above usual."""
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(NamedTuple):
     """One request, when it is done."""
 
     keys: Sequence[Key]
@@ -103,23 +104,23 @@ class EvictionPolicy(Protocol):
         """`keys`: any that it knows or not, of a chain the beginning first."""
         ...
 
-    def stored(self, key: Key, now: float) -> None: ...
+    def stored(self, keys: Sequence[Key], now: float) -> None: ...
 
     def discarded(self, key: Key) -> None: ...
 
-    def victim(self, may_go: MayGo, now: float) -> Key | None:
-        """The record that the store gives up; None where none may go.
+    def victims(self, count: int, may_go: MayGo, now: float) -> list[Key]:
+        """The records that the store gives up, in this order; fewer than `count` where no more may go.
 
         One that may not go is set aside, and not asked about again before a chain with it is `used` or `returned`.
         """
         ...
 
     def least(self, may_go: MayGo, now: float) -> Rank | None:
-        """What the next victim is worth, which stays in the store; None where none may go. Sets aside as `victim` does."""
+        """What the next victim is worth, which stays in the store; None where none may go. Sets aside as `victims` does."""
         ...
 
-    def worth(self, key: Key, now: float) -> float:
-        """How much it is worth to keep the record, by the policy's own measure; minus infinity where it knows nothing of it."""
+    def worths(self, keys: Sequence[Key], now: float) -> list[float]:
+        """How much it is worth to keep each, by the policy's own measure; minus infinity where it knows nothing of one."""
         ...
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kveik.cache.eviction.policy import USUAL, EvictionPolicy, Key, Learnt, MayGo, Rank, Retention, Visit
 
@@ -183,30 +183,31 @@ class PriorityPolicy:
     def returned(self, keys: Sequence[Key]) -> None:
         self.policy.returned(keys)
 
-    def stored(self, key: Key, now: float) -> None:
-        self.policy.stored(key, now)
+    def stored(self, keys: Sequence[Key], now: float) -> None:
+        self.policy.stored(keys, now)
 
     def discarded(self, key: Key) -> None:
         self._low.drop(key)
         self._high.drop(key)
         self.policy.discarded(key)
 
-    def victim(self, may_go: MayGo, now: float) -> Key | None:
+    def victims(self, count: int, may_go: MayGo, now: float) -> list[Key]:
         """What hints put below usual, then what the other policy says, then what hints keep."""
         high = self._high.hints
         if high and (run_out := self._high.run_out(now)):
             self.policy.returned(run_out)
         if not self._low.level and not high:
-            return self.policy.victim(may_go, now)
-        key = self._low.first(may_go)
-        if key is None:
-            key = self.policy.victim(lambda one: one not in high and may_go(one), now)
-            if key is not None:
-                return key
-            key = self._high.first(may_go)
-        if key is not None:
+            return self.policy.victims(count, may_go, now)
+        gone = self._hinted(count, self._low.first, may_go)
+        gone += self.policy.victims(count - len(gone), lambda one: one not in high and may_go(one), now)
+        return gone + self._hinted(count - len(gone), self._high.first, may_go)
+
+    def _hinted(self, count: int, first: Callable[[MayGo], Key | None], may_go: MayGo) -> list[Key]:
+        gone: list[Key] = []
+        while len(gone) < count and (key := first(may_go)) is not None:
             self.discarded(key)
-        return key
+            gone.append(key)
+        return gone
 
     def least(self, may_go: MayGo, now: float) -> Rank | None:
         high = self._high.hints
@@ -223,8 +224,8 @@ class PriorityPolicy:
         key = self._high.first(may_go)
         return None if key is None else (high[key][0][1], high[key][0][0])
 
-    def worth(self, key: Key, now: float) -> float:
-        return self.policy.worth(key, now)
+    def worths(self, keys: Sequence[Key], now: float) -> list[float]:
+        return self.policy.worths(keys, now)
 
     @property
     def wants_lesson(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kveik.cache.eviction.policy import Key
+from kveik.cache.eviction.policy import Key, MayGo
 
 _NO_CHILDREN: dict[Segment, None] = {}
 """Shared by all segments that never had any, which are most."""
@@ -107,11 +107,21 @@ class Segment:
         self.top = max(self.top, place + 1)
         return True
 
-    def pop(self) -> int:
-        """The last stored record is not stored any more. How many are left."""
-        place = self.top - 1
-        self.marks[place] = 0
-        self.count = left = self.count - 1
+    def ends(self, most: int, may_go: MayGo) -> list[Key]:
+        """The last stored records, the very last first: up to the one that may not go, or to a gap."""
+        top, whole = self.top, self.count == self.top
+        ends = self.keys[max(0, top - most) if whole else top - 1 : top]
+        ends.reverse()
+        for place, key in enumerate(ends):
+            if not may_go(key):
+                return ends[:place]
+        return ends
+
+    def shorten(self, records: int) -> int:
+        """So many of the last stored records, without a gap, are not stored any more. How many are left."""
+        place = self.top - records
+        self.marks[place : self.top] = bytes(records)
+        self.count = left = self.count - records
         self.top = place if left == place else self.marks.rfind(1) + 1
         return left
 

@@ -49,10 +49,10 @@ class TenantPolicy:
     def __init__(self, grants: Mapping[bytes, Grant], make: Callable[[], EvictionPolicy], *, weighed: bool = False) -> None:
         """`make`: a policy for one party. `weighed`: the store says what its records weigh (`weigh`); else each counts 1."""
         self.asking: Owner = b""
-        """Who wants room; said before `victim` is asked."""
+        """Who wants room; said before `victims` are asked for."""
 
-        self.gave_up: Owner = b""
-        """Whose the latest victim was."""
+        self.gave_up: list[Owner] = []
+        """Whose the latest victims were, one by one."""
 
         self._weighed = weighed
         self._common, self._public = Party(1, b"", Grant(), make()), Party(2, None, Grant(), make())
@@ -154,10 +154,11 @@ class TenantPolicy:
             if mine:
                 party.policy.returned(mine)
 
-    def stored(self, key: Key, now: float) -> None:
-        """Whose it is, is not known."""
-        if key not in self._party_of:
-            self.put(key, b"", now)
+    def stored(self, keys: Sequence[Key], now: float) -> None:
+        """Whose they are, is not known."""
+        for key in keys:
+            if key not in self._party_of:
+                self.put(key, b"", now)
 
     def put(self, key: Key, owner: Owner, now: float) -> None:
         """A record of this owner is stored; of nobody's in particular, that of whoever uses it first."""
@@ -167,7 +168,7 @@ class TenantPolicy:
 
     def _put(self, key: Key, party: Party, now: float) -> None:
         self._party_of[key] = party
-        party.policy.stored(key, now)
+        party.policy.stored((key,), now)
 
     def weigh(self, key: Key, change: int) -> None:
         """A record that is stored weighs so much more."""
@@ -186,8 +187,18 @@ class TenantPolicy:
 
     # Who goes.
 
-    def victim(self, may_go: MayGo, now: float) -> Key | None:
-        """For whoever is asking; None where nobody has to make room for him."""
+    def victims(self, count: int, may_go: MayGo, now: float) -> list[Key]:
+        """For whoever is asking; fewer where nobody has to make room for him."""
+        gone, owners = list[Key](), list[Owner]()
+        # One by one: with every record that goes it may be another's turn.
+        while len(gone) < count and (taken := self._next(may_go, now)) is not None:
+            gone.append(taken[0])
+            owners.append(taken[1])
+        self.gave_up = owners
+        return gone
+
+    def _next(self, may_go: MayGo, now: float) -> tuple[Key, Owner] | None:
+        """The next to go, and whose it is."""
         ranks = [
             (rank, party.number)
             for party in self.parties
@@ -195,31 +206,32 @@ class TenantPolicy:
         ]
         if ranks:
             return self._take(self.parties[min(ranks)[1] - 1], may_go, now)
-        key = self._take(self._public, may_go, now)
-        return key if key is not None else self._take(self.party(self.asking), may_go, now)
+        return self._take(self._public, may_go, now) or self._take(self.party(self.asking), may_go, now)
 
     def victim_of(self, owner: Owner, may_go: MayGo, now: float) -> Key | None:
         """What this owner gives up; None where none of its records may go."""
-        return self._take(self.party(owner), may_go, now)
+        taken = self._take(self.party(owner), may_go, now)
+        return None if taken is None else taken[0]
 
-    def _take(self, party: Party, may_go: MayGo, now: float) -> Key | None:
-        key = party.policy.victim(may_go, now)
-        if key is not None:
-            self._forget(key)
-            self.gave_up = party.owner
-        return key
+    def _take(self, party: Party, may_go: MayGo, now: float) -> tuple[Key, Owner] | None:
+        gone = party.policy.victims(1, may_go, now)
+        if not gone:
+            return None
+        self._forget(gone[0])
+        return gone[0], party.owner
 
     def least(self, may_go: MayGo, now: float) -> Rank | None:
         """Of those who borrow."""
         ranks = [party.policy.least(may_go, now) for party in self.parties if self.borrowed(party)]
         return min((rank for rank in ranks if rank is not None), default=None)
 
-    def worth(self, key: Key, now: float) -> float:
-        """By the policy of the party whose it is, or else of whoever knows it."""
+    def worths(self, keys: Sequence[Key], now: float) -> list[float]:
+        """By the policy of the party whose a record is, or else of whoever knows it."""
+        return [max(one.policy.worths((key,), now)[0] for one in self._knowing(key)) for key in keys]
+
+    def _knowing(self, key: Key) -> Sequence[Party]:
         party = self._party_of.get(key)
-        if party is not None:
-            return party.policy.worth(key, now)
-        return max(party.policy.worth(key, now) for party in self.parties)
+        return self.parties if party is None else (party,)
 
     # What each has learnt.
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.orders import Clear, Delete, Spill
-from kveik.cache.directory.tier import TierRecords, TierSpec, Writes
+from kveik.cache.directory.tier import Gone, TierRecords, TierSpec, Writes
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
-from kveik.cache.eviction.policy import EvictionPolicy, Key, Visit
+from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
 from kveik.cache.evictor import Evictor
 from kveik.cache.layout import LayerGroup
 
@@ -45,6 +45,11 @@ def hazard(seed: int = 0) -> HazardPolicy:
 
 def directory(*tiers: TierRecords, windows: Sequence[int | None] = (None,)) -> Directory:
     return Directory(groups_of(windows), SIZE, tiers)
+
+
+def offer(one: Directory, key: Key, groups: int, now: float, owner: Owner = b"", *, wanted: bool = False) -> None:
+    """The pool gives up one content."""
+    one.offered([Gone(key, groups, owner, wanted)], now)
 
 
 class Stores:

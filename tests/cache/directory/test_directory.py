@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,17 +14,17 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
-from tests.cache.directory.making import Stores, directory, hazard, seen, tier
+from tests.cache.directory.making import Stores, directory, hazard, offer, seen, tier
 from tests.cache.eviction.making import chain, drawn_chain
 
 
 def test_what_one_tier_gives_up_goes_to_the_next_before_it_is_removed() -> None:
     one = directory(tier(1), tier(1, name="disk"))
     stores = Stores(one)
-    one.offered(b"a", 1, 0.0)
+    offer(one, b"a", 1, 0.0)
     assert one.take_orders() == [Spill(b"a", 0, None, 0)]
     one.stored(0, b"a", 0)
-    one.offered(b"b", 1, 1.0)
+    offer(one, b"b", 1, 1.0)
     assert one.take_orders() == [Spill(b"a", 0, 0, 1), Delete(b"a", 0, 0), Spill(b"b", 0, None, 0)]
     assert stores.waiting == []
 
@@ -33,7 +33,7 @@ def test_the_last_tier_gives_up_for_good() -> None:
     one = directory(tier(1), tier(1, name="disk"))
     stores = Stores(one)
     for key in (b"a", b"b", b"c"):
-        one.offered(key, 1, 0.0)
+        offer(one, key, 1, 0.0)
         stores.work()
     assert stores.records == [{(b"c", 0)}, {(b"b", 0)}]
     one.check()
@@ -43,7 +43,7 @@ def test_what_a_shared_server_is_given_up_of_is_forgotten_and_not_removed() -> N
     one = directory(tier(1, name="remote", ours=False))
     stores = Stores(one)
     for key in (b"a", b"b"):
-        one.offered(key, 1, 0.0)
+        offer(one, key, 1, 0.0)
         stores.work()
     assert stores.records == [{(b"a", 0), (b"b", 0)}]
     assert one.unknown([b"a", b"b"]) == [(0, [b"a"])]
@@ -53,13 +53,13 @@ def test_what_a_shared_server_is_given_up_of_is_forgotten_and_not_removed() -> N
 
 def test_what_is_being_written_is_neither_found_nor_given_up() -> None:
     one = directory(tier(1))
-    one.offered(b"a", 1, 0.0)
-    one.offered(b"b", 1, 1.0)
+    offer(one, b"a", 1, 0.0)
+    offer(one, b"b", 1, 1.0)
     assert one.take_orders() == [Spill(b"a", 0, None, 0)]
     assert not one.found([b"a"], (0, 0), lambda *_: False)
     one.stored(0, b"a", 0)
     assert one.found([b"a"], (0, 0), lambda *_: False)
-    one.offered(b"b", 1, 2.0)
+    offer(one, b"b", 1, 2.0)
     assert one.take_orders() == [Delete(b"a", 0, 0), Spill(b"b", 0, None, 0)]
 
 
@@ -68,20 +68,20 @@ def test_a_hit_stays_until_it_is_loaded_although_the_tier_is_full() -> None:
     one = directory(tier(8))
     stores, keys = Stores(one), chain(*range(1, 9))
     for key in reversed(keys):
-        one.offered(key, 1, 0.0)
+        offer(one, key, 1, 0.0)
     stores.work()
     below = one.found(keys[:4], (0, 0), lambda *_: False)
     fetches = below.fetches(len(below.cuts) - 1)
     assert [fetch.place for fetch in fetches] == [0, 1, 2, 3]
     one.pin(fetches)
     for number in range(6):
-        one.offered(bytes([100 + number]), 1, 1.0)
+        offer(one, bytes([100 + number]), 1, 1.0)
         stores.work()
     assert {(key, 0) for key in keys[:4]} <= stores.records[0]
     for fetch in fetches:
         one.loaded(fetch, found=True)
     for number in range(8):
-        one.offered(bytes([200 + number]), 1, 2.0)
+        offer(one, bytes([200 + number]), 1, 2.0)
         stores.work()
     assert stores.records[0] == {(bytes([200 + number]), 0) for number in range(8)}
     one.check()
@@ -90,7 +90,7 @@ def test_a_hit_stays_until_it_is_loaded_although_the_tier_is_full() -> None:
 def test_a_damaged_record_is_forgotten_and_its_room_is_free() -> None:
     one = directory(tier(1))
     stores = Stores(one)
-    one.offered(b"a", 1, 0.0)
+    offer(one, b"a", 1, 0.0)
     stores.work()
     fetch = Fetch(b"a", 0, 0, 0)
     one.pin([fetch])
@@ -102,7 +102,7 @@ def test_a_damaged_record_is_forgotten_and_its_room_is_free() -> None:
 
 def test_a_record_that_is_too_large_for_a_tier_is_offered_to_the_next() -> None:
     one = directory(tier(1, sizes=(2,)), tier(4, sizes=(2,), name="disk"))
-    one.offered(b"a", 1, 0.0)
+    offer(one, b"a", 1, 0.0)
     assert one.take_orders() == [Spill(b"a", 0, None, 1)]
 
 
@@ -110,7 +110,7 @@ def test_what_is_there_already_is_written_no_second_time_and_goes_no_further() -
     one = directory(tier(4), tier(4, name="disk"))
     stores = Stores(one)
     for _ in range(2):
-        one.offered(b"a", 1, 0.0)
+        offer(one, b"a", 1, 0.0)
         stores.work()
     assert stores.writes == 1
 
@@ -121,7 +121,7 @@ def test_writing_through_writes_at_once_and_to_those_tiers_alone() -> None:
     one.inserted(b"a", 1, 0.0)
     assert one.take_orders() == [Spill(b"a", 0, None, 1)]
     one.stored(1, b"a", 0)
-    one.offered(b"a", 1, 1.0)
+    offer(one, b"a", 1, 1.0)
     stores.work()
     assert stores.writes == 1
 
@@ -132,20 +132,20 @@ def test_a_worn_drive_is_written_what_was_used_twice() -> None:
     one.used(seen(chain(1, 2), 0.0))
     one.used(seen(chain(1, 3), 1.0))
     for key in (*chain(1, 2), *chain(1, 3)):
-        one.offered(key, 1, 2.0)
+        offer(one, key, 1, 2.0)
     stores.work()
     assert stores.records == [{(chain(1)[0], 0)}]
 
 
 def test_a_filter_lets_only_what_is_worth_more_than_what_went_displace_something() -> None:
     class Fixed(LruPolicy):
-        def worth(self, key: Key, now: float) -> float:
-            return float(key[0])
+        def worths(self, keys: Sequence[Key], now: float) -> list[float]:
+            return [float(key[0]) for key in keys]
 
     one = directory(tier(2, policy=Fixed(), factor=1.5))
     stores = Stores(one)
     for name in (4, 4 + 1, 9, 5, 6):
-        one.offered(bytes([name]), 1, 0.0)
+        offer(one, bytes([name]), 1, 0.0)
         stores.work()
     # 4 went for 9; then 5 is less than 1.5 times 4, and 6 is not.
     assert stores.records == [{(b"\x09", 0), (b"\x06", 0)}]
@@ -154,12 +154,12 @@ def test_a_filter_lets_only_what_is_worth_more_than_what_went_displace_something
 def test_what_somebody_will_come_back_for_passes_every_filter() -> None:
     one = directory(tier(1, policy=hazard(), factor=1.5), tier(2, name="disk", writes="second-touch"))
     stores = Stores(one)
-    one.offered(b"a", 1, 0.0)
+    offer(one, b"a", 1, 0.0)
     stores.work()
-    one.offered(b"b", 1, 1.0)
+    offer(one, b"b", 1, 1.0)
     stores.work()
     assert stores.records == [{(b"a", 0)}, set()]
-    one.offered(b"b", 1, 1.0, wanted=True)
+    offer(one, b"b", 1, 1.0, wanted=True)
     stores.work()
     assert stores.records == [{(b"b", 0)}, set()]
 
@@ -172,7 +172,7 @@ def test_records_whose_worth_nobody_knows_do_not_close_the_filter() -> None:
     stores.records[0] |= {(bytes([9, number]), 0) for number in range(4)}
     one.used(seen(chain(1, 2, 3, 4), 1.0))
     for key in chain(1, 2, 3, 4):
-        one.offered(key, 1, 2.0)
+        offer(one, key, 1, 2.0)
         stores.work()
     assert stores.records[0] == {(key, 0) for key in chain(1, 2, 3, 4)}
 
@@ -190,7 +190,7 @@ def test_at_the_end_the_most_valuable_is_saved_first_and_beginnings_before_ends(
     policy = LruPolicy()
     one = directory(tier(4), tier(8, name="disk", policy=policy, lasts=True))
     stores = Stores(one)
-    one.offered(b"ram", 1, 0.0)
+    offer(one, b"ram", 1, 0.0)
     stores.work()
     one.retire([Gone(key, 1, b"") for key in chain(1, 2, 3)], 5.0)
     orders = one.take_orders()
@@ -200,19 +200,19 @@ def test_at_the_end_the_most_valuable_is_saved_first_and_beginnings_before_ends(
 def test_an_emptied_cache_is_empty_below_too_and_what_was_on_its_way_goes_when_it_arrives() -> None:
     one = directory(tier(4))
     stores = Stores(one)
-    one.offered(b"a", 1, 0.0)
+    offer(one, b"a", 1, 0.0)
     stores.work()
-    one.offered(b"b", 1, 0.0)
+    offer(one, b"b", 1, 0.0)
     stores.collect()
     one.reset()
     # The same content may come again before the old order was carried out; it is not taken yet.
-    one.offered(b"b", 1, 0.0)
+    offer(one, b"b", 1, 0.0)
     one.check()
     stores.work()
     assert isinstance(stores.directory.take_orders(), list)
     assert stores.records == [set()]
     assert len(one.tiers[0]) == one.tiers[0].bytes_used == 0
-    one.offered(b"b", 1, 0.0)
+    offer(one, b"b", 1, 0.0)
     stores.work()
     assert stores.records == [{(b"b", 0)}]
     assert Clear(0) not in one.take_orders()
@@ -223,11 +223,11 @@ def test_hints_of_requests_bound_what_a_tier_gives_up() -> None:
     stores = Stores(one)
     keys = chain(1, 2)
     for key in keys:
-        one.offered(key, 1, 0.0)
+        offer(one, key, 1, 0.0)
     stores.work()
     one.used(Visit(keys, 2, 10, 0.0, 0.0, Retention(80, 100.0)))
     for number in range(8):
-        one.offered(bytes([50 + number]), 1, 1.0)
+        offer(one, bytes([50 + number]), 1, 1.0)
         stores.work()
     assert {(key, 0) for key in keys} <= stores.records[0]
 
@@ -237,12 +237,12 @@ def test_a_tenant_keeps_its_reservation_in_a_tier_and_has_no_more_than_its_maxim
     one = directory(tier(6, policy=policy), tier(6, name="disk"))
     stores = Stores(one)
     for number in range(4):
-        one.offered(bytes([1, number]), 1, 0.0, b"a")
+        offer(one, bytes([1, number]), 1, 0.0, b"a")
         stores.work()
     # The first went for the fourth, and is one tier below.
     assert stores.records == [{(bytes([1, number]), 0) for number in (1, 2, 3)}, {(bytes([1, 0]), 0)}]
     for number in range(9):
-        one.offered(bytes([2, number]), 1, 1.0, b"b")
+        offer(one, bytes([2, number]), 1, 1.0, b"b")
         stores.work()
     assert {key for key, _ in stores.records[0] if key[0] == 1} == {bytes([1, 2]), bytes([1, 3])}
     one.check()
@@ -290,7 +290,7 @@ def test_the_directory_believes_what_the_stores_have(make: Callable[[], Eviction
                 one.used(Visit(keys, 0, 100, now, now, hint, owner or b"", 0 if owner is not None else len(keys)))
             case 1:
                 wanted = chance.random() < 0.2
-                one.offered(chance.choice(keys), chance.randrange(1, 4), now, b"" if wanted else owner, wanted=wanted)
+                offer(one, chance.choice(keys), chance.randrange(1, 4), now, b"" if wanted else owner, wanted=wanted)
             case 2:
                 one.inserted(chance.choice(keys), 3, now, owner)
             case 3:

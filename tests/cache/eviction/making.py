@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kveik.cache.eviction.policy import Key, Visit
+from kveik.cache.eviction.policy import EvictionPolicy, Key, MayGo, Visit
 
 
 def key(*path: int) -> Key:
@@ -28,3 +28,8 @@ def drawn_chain(chance: random.Random) -> list[Key]:
 
 def always(_key: Key) -> bool:
     return True
+
+
+def victim(policy: EvictionPolicy, may_go: MayGo, now: float) -> Key | None:
+    """The record that it gives up next, if any."""
+    return next(iter(policy.victims(1, may_go, now)), None)

@@ -9,7 +9,7 @@ import pytest
 from kveik.cache.eviction import hazard
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.policy import Key
-from tests.cache.eviction.making import always, chain, drawn_chain, visit
+from tests.cache.eviction.making import always, chain, drawn_chain, victim, visit
 
 
 def policy(samples: int = 64) -> HazardPolicy:
@@ -32,22 +32,22 @@ def test_the_victim_is_the_end_of_the_leaf_worth_least_and_of_equals_the_oldest(
         now += chance.expovariate(0.05)
         # The first victim after a use; those after it may come from the same segment.
         leaves = [key for key in stored if not any(other[: len(key)] == key for other in stored if other != key)]
-        worth = {key: (one.worth(key, now), touched[key]) for key in leaves}
-        gone = one.victim(always, now)
+        worth = {key: (one.worths([key], now)[0], touched[key]) for key in leaves}
+        gone = victim(one, always, now)
         assert gone is not None
         assert worth[gone] == min(worth.values())
         stored.remove(gone)
         for _ in range(chance.randrange(5)):
-            stored.discard(one.victim(always, now) or b"")
+            stored.discard(victim(one, always, now) or b"")
 
 
 def test_victims_come_from_one_segment_until_the_next_use() -> None:
     one = policy()
     one.used(visit(chain(1, 1, 1), 0.0))
     one.used(visit(chain(2, 2), 1.0))
-    assert [one.victim(always, 5.0) for _ in range(2)] == [*reversed(chain(1, 1, 1)[1:])]
+    assert [victim(one, always, 5.0) for _ in range(2)] == [*reversed(chain(1, 1, 1)[1:])]
     one.used(visit(chain(1), 6.0))
-    assert one.victim(always, 7.0) == chain(2, 2)[1]
+    assert victim(one, always, 7.0) == chain(2, 2)[1]
 
 
 def test_sessions_that_go_on_are_kept_and_those_that_come_once_are_not() -> None:
@@ -73,13 +73,13 @@ def use(one: HazardPolicy, keys: list[Key], now: float, stored: set[Key]) -> Non
     one.used(visit(keys, now))
     stored.update(keys)
     while len(stored) > 20:
-        stored.remove(one.victim(always, now) or b"")
+        stored.remove(victim(one, always, now) or b"")
 
 
 def test_a_use_beyond_the_store_s_horizon_is_seen() -> None:
     one = policy()
     one.used(visit(chain(1, 2), 0.0))
-    while one.victim(always, 1.0):
+    while victim(one, always, 1.0):
         pass
     one.used(visit(chain(1, 2), 50.0))
     assert one.learnt()["used"].sum() == pytest.approx(2 / 32)
@@ -120,7 +120,7 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         keys = chain(number % 256, number // 256, *(0 for _ in range(chance.randrange(1, 30))))
         one.used(visit(keys, float(number)))
         while one.stored_count > 10:
-            one.victim(always, float(number))
+            victim(one, always, float(number))
         assert one._tree.count <= 50 + 2
         assert len(one._tree.owner) <= 16 * (10 + 32) + 32
     assert one.learnt()["unused"].sum() > 0

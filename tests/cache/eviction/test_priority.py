@@ -11,7 +11,7 @@ from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
-from tests.cache.eviction.making import always, chain, drawn_chain
+from tests.cache.eviction.making import always, chain, drawn_chain, victim
 
 INNER: dict[str, Callable[[], EvictionPolicy]] = {"lru": LruPolicy, "hazard": lambda: HazardPolicy(512, random.Random(0))}
 
@@ -28,7 +28,7 @@ def use(policy: PriorityPolicy, keys: list[Key], now: float, priority: int | Non
 
 def drained(policy: PriorityPolicy, now: float) -> list[Key]:
     victims = []
-    while (key := policy.victim(always, now)) is not None:
+    while (key := victim(policy, always, now)) is not None:
         victims.append(key)
     return victims
 
@@ -50,10 +50,10 @@ def test_of_several_levels_the_lowest_goes_first(policy: PriorityPolicy) -> None
 def test_a_hint_runs_out(policy: PriorityPolicy) -> None:
     use(policy, chain(1), 0.0, 80, seconds=50.0)
     use(policy, chain(2), 10.0)
-    assert policy.victim(always, 20.0) == b"\x02"
-    assert policy.victim(lambda key: key != b"\x01", 21.0) is None
+    assert victim(policy, always, 20.0) == b"\x02"
+    assert victim(policy, lambda key: key != b"\x01", 21.0) is None
     use(policy, chain(3), 60.0, 50)
-    assert policy.victim(always, 61.0) == b"\x01"
+    assert victim(policy, always, 61.0) == b"\x01"
     assert policy.retained == 1
 
 
@@ -64,7 +64,7 @@ def test_another_use_at_the_same_level_lengthens_a_hint_and_a_lower_one_does_not
     use(policy, chain(1), 42.0)
     use(policy, chain(1), 43.0, 0)
     use(policy, chain(2), 44.0)
-    assert policy.victim(always, 80.0) == b"\x02"
+    assert victim(policy, always, 80.0) == b"\x02"
     assert policy.retained == 1
 
 
@@ -72,7 +72,7 @@ def test_a_low_hint_does_not_pull_down_what_others_use(policy: PriorityPolicy) -
     use(policy, chain(1), 0.0)
     use(policy, chain(1, 5), 1.0, 0)
     use(policy, chain(2), 2.0)
-    assert policy.victim(always, 3.0) == chain(1, 5)[1]
+    assert victim(policy, always, 3.0) == chain(1, 5)[1]
     use(policy, chain(1, 5), 4.0, 0)
     use(policy, chain(1, 5), 5.0)
     assert not policy._low.level
@@ -89,8 +89,8 @@ def test_hints_get_half_of_the_store_and_a_chain_s_beginning_of_it(policy: Prior
 def test_what_is_held_is_not_given_up_at_any_level(policy: PriorityPolicy) -> None:
     use(policy, chain(1), 0.0, 80)
     use(policy, chain(2), 0.0, 0)
-    assert policy.victim(lambda _: False, 1.0) is None
-    assert policy.victim(lambda key: key == b"\x01", 1.0) == b"\x01"
+    assert victim(policy, lambda _: False, 1.0) is None
+    assert victim(policy, lambda key: key == b"\x01", 1.0) == b"\x01"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -102,7 +102,7 @@ def test_nothing_that_may_go_is_withheld_and_beginnings_outlive_ends(policy: Pri
         use(policy, keys, now, chance.choice((None, None, 0, 20, 35, 50, 90)), chance.choice((5.0, 50.0, 1000.0)))
         stored.update(keys)
         while len(stored) > 20 or (stored and chance.random() < 0.3):
-            gone = policy.victim(always, now)
+            gone = victim(policy, always, now)
             assert gone is not None
             assert not any(other != gone and other[: len(gone)] == gone for other in stored), "a parent went before its child"
             stored.remove(gone)

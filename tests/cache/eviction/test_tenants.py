@@ -12,7 +12,7 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
-from tests.cache.eviction.making import always, chain, drawn_chain
+from tests.cache.eviction.making import always, chain, drawn_chain, victim
 
 GRANTS = {b"a": Grant(6), b"b": Grant(4, 8), b"c": Grant(0, 5)}
 TENANTS = (b"a", b"b", b"c", b"d", b"")
@@ -59,10 +59,10 @@ class Shared:
             self.owner.pop(key, None)
             self.policy.discarded(key)
         while self.policy.beyond(tenant):
-            victim = self.policy.victim_of(tenant, self.may_go, self.now)
-            if victim is None:
+            gone = self.policy.victim_of(tenant, self.may_go, self.now)
+            if gone is None:
                 break
-            assert self.owner.pop(victim) == tenant
+            assert self.owner.pop(gone) == tenant
 
     def make_room(self, tenant: bytes) -> None:
         """Judge who had to give something up. What is not known to the policy yet never goes."""
@@ -74,10 +74,10 @@ class Shared:
             for key, owner in self.owner.items()
             if owner is not None and self.policy.holds(key) and self.granted_amount(owner) > self.reserved(owner)
         }
-        victim = self.policy.victim(self.may_go, self.now)
-        if victim is None:
+        gone = victim(self.policy, self.may_go, self.now)
+        if gone is None:
             return
-        owner = self.owner.pop(victim)
+        owner = self.owner.pop(gone)
         if owner is not None and self.known(owner) != self.known(tenant):
             assert self.known(owner) in borrowing, "somebody lost what is reserved for him"
         if owner is None or self.known(owner) not in borrowing:
@@ -121,8 +121,8 @@ def shared_store(*visits: tuple[bytes, int]) -> TenantPolicy:
 
 def victims(policy: TenantPolicy, asking: bytes, count: int) -> list[bytes | None]:
     policy.asking = asking
-    gone = [policy.victim(always, 100.0) for _ in range(count)]
-    return [None if key is None else key[:1] for key in gone]
+    gone = policy.victims(count, always, 100.0)
+    return [*(key[:1] for key in gone), *[None] * (count - len(gone))]
 
 
 def test_what_is_borrowed_goes_first_and_then_his_own_who_asks() -> None:
@@ -142,8 +142,8 @@ def test_what_is_everybodys_goes_after_what_is_borrowed() -> None:
     policy = TenantPolicy(GRANTS, LruPolicy)
     policy.used(Visit([b"p", b"d1"], 2, 10, 0.0, 0.0, None, b"d", 1))
     policy.asking = b"a"
-    assert [policy.victim(always, 1.0) for _ in range(3)] == [b"d1", b"p", None]
-    assert policy.gave_up is None
+    assert policy.victims(3, always, 1.0) == [b"d1", b"p"]
+    assert policy.gave_up == [b"", None]
 
 
 def test_what_is_reserved_and_idle_is_withheld_from_others_alone() -> None:
@@ -160,7 +160,7 @@ def test_what_is_reserved_and_idle_is_withheld_from_others_alone() -> None:
 def test_records_of_an_earlier_life_belong_to_whoever_uses_them() -> None:
     policy = TenantPolicy(GRANTS, LruPolicy, weighed=True)
     for key in (b"1", b"2"):
-        policy.stored(key, 0.0)
+        policy.stored([key], 0.0)
         policy.weigh(key, 3)
     assert policy.owner_of(b"1") == b""
     policy.used(Visit([b"1"], 0, 10, 1.0, 1.0, None, b"a"))
