@@ -217,7 +217,7 @@ class Evictor:
             group.lose(keys)
 
     def _gone(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> list[Gone]:
-        """Which groups have the blocks. Of those with a window a chain's end alone could be of use, unless all of it is wanted."""
+        """Which groups have the blocks. In those with a window a chain's end alone could be of use, unless all is wanted."""
         groups, ends = [0] * len(keys), self._ends
         for number, group in enumerate(self._groups):
             by_key, bit, anywhere = group.index.by_key, 1 << number, wanted or group.window is None

@@ -267,8 +267,7 @@ class CacheLedger:
         self._claims.drop(sequence_id)
         self._filling.pop(sequence_id, None)
         for number, (group, blocks) in enumerate(zip(self._groups, account.blocks, strict=True)):
-            for block in reversed(blocks[account.firsts[number] :]):
-                group.pool.give_back(block)
+            group.pool.give_back(*reversed(blocks[account.firsts[number] :]))
         self._tables.give_back_row(account.row, len(account.blocks[0]))
         self._by_row[account.row] = None
         self._holders -= 1

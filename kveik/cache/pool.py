@@ -53,6 +53,16 @@ class LruOrder:
         left, right = self._before[block], self._after[block]
         self._after[left], self._before[right] = right, left
 
+    def take_spare(self, most: int, findable: bytearray) -> list[int]:
+        """Remove the next blocks that cannot be found, up to so many."""
+        after, spare = self._after, self._spare
+        blocks, block = list[int](), after[spare]
+        while len(blocks) < most and block != spare and not findable[block]:
+            blocks.append(block)
+            block = after[block]
+        after[spare], self._before[block] = block, spare
+        return blocks
+
     def next(self) -> int:
         """The block to take next. There is one."""
         block = self._after[self._spare]
@@ -142,14 +152,18 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """Hold the next blocks in order, for new content. They are not findable any more: their index entries must go too."""
-        blocks = []
-        for _ in range(count):
+        blocks = self._order.take_spare(count, self.findable)
+        self.available -= len(blocks)
+        # What cannot be found is nobody's.
+        self.idle[0] -= len(blocks)
+        while len(blocks) < count:
             block = self._order.next()
             self._leave(block)
-            self.references[block] = 1
             self.findable[block] = UNFINDABLE
             self.party[block] = 0
             blocks.append(block)
+        for block in blocks:
+            self.references[block] = 1
         return blocks
 
     def hold(self, block: int) -> None:
@@ -158,12 +172,16 @@ class BlockPool:
             self._leave(block)
         self.references[block] += 1
 
-    def give_back(self, block: int) -> None:
-        """One holder less; after the last one the block keeps its content until it is taken."""
-        assert self.references[block] > 0, f"block {block} is given back but not held"
-        self.references[block] -= 1
-        if self.references[block] == 0:
-            self._join(block)
+    def give_back(self, *blocks: int) -> None:
+        """One holder less of each; after the last one a block keeps its content until it is taken, the first given before the
+        last.
+        """
+        references = self.references
+        for block in blocks:
+            assert references[block] > 0, f"block {block} is given back but not held"
+            references[block] -= 1
+            if references[block] == 0:
+                self._join(block)
 
     def mark(self, block: int, found: int) -> None:
         """A held block's content can be found from now on: FULL or PARTIAL."""
@@ -181,8 +199,10 @@ class BlockPool:
         found, order = self.findable[block], self._order
         order.remove(block)
         order.add(block, UNFINDABLE)
-        self.full -= found == FULL
-        self.partial -= found == PARTIAL
+        if found == FULL:
+            self.full -= 1
+        else:
+            self.partial -= 1
         self.idle[self.party[block]] -= 1
         self.idle[0] += 1
         self.findable[block] = UNFINDABLE
@@ -198,8 +218,10 @@ class BlockPool:
         self._order.add(block, found)
         self.available += 1
         self.idle[self.party[block]] += 1
-        self.full += found == FULL
-        self.partial += found == PARTIAL
+        if found == FULL:
+            self.full += 1
+        elif found:
+            self.partial += 1
 
     def _leave(self, block: int) -> None:
         found = self.findable[block]

@@ -108,10 +108,11 @@ class PrefixIndex:
         if key is not None:
             del self.by_key[key]
         children = self._children[parent]
-        place = bisect_left(children, (tokens, block))
         if len(children) == 1:
             del self._children[parent]
-        elif isinstance(children, list):
+            return key
+        place = bisect_left(children, (tokens, block))
+        if isinstance(children, list):
             del children[place]
         else:
             self._children[parent] = children[:place] + children[place + 1 :]

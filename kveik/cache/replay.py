@@ -101,8 +101,7 @@ class Replay:
             self._compute_plainly(keys, held)
         else:
             self._compute(keys, kept, held)
-        for block in held if self._plain else reversed(held):
-            pool.give_back(block)
+        pool.give_back(*(held if self._plain else reversed(held)))
         self._finish(keys[:kept], request)
         return found
 

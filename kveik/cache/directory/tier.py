@@ -161,16 +161,27 @@ class TierRecords:
         No key is offered twice. Who passes the filter is decided before anything goes.
         """
         wanted, refused = self._worth_writing(offered, now)
-        victims = self._make_room(wanted, now) if self._tenants is None else []
-        writes = []
+        writes, victims = list[Gone](), list[Gone]()
+        # What is here already of theirs, of other groups, stays.
+        there = [one.key for one in wanted if one.key in self._held]
+        for key in there:
+            self.pin(key)
+        if self._tenants is None:
+            victims = self._make_room(wanted, now)
+        fresh = []
         for gone in wanted:
             if self._tenants is not None:
                 victims += self._make_room_of(self._tenants, gone, now)
-            if self._has_room(self._sizes[gone.groups], gone.owner):
-                self._add(gone, now)
-                writes.append(gone)
-            else:
+            if not self._has_room(self._sizes[gone.groups], gone.owner):
                 refused.append(gone)
+                continue
+            writes.append(gone)
+            if self._add(gone, now):
+                fresh.append(gone.key)
+        if self._tenants is None:
+            self.policy.stored(fresh, now)
+        for key in there:
+            self.unpin(key)
         return Answer(writes, refused, victims)
 
     def surplus(self, owner: Owner, now: float) -> list[Gone]:
@@ -225,29 +236,19 @@ class TierRecords:
     def _make_room(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
         """What has to go for all of these; less where no more may."""
         sizes, gone = self._sizes, list[Gone]()
-        short = self.bytes_used + sum([sizes[one.groups] for one in wanted]) - self.spec.capacity_bytes
-        if short > 0:
-            # What of them is here already, of other groups, stays.
-            there = [one.key for one in wanted if one.key in self._held]
-            for key in there:
-                self.pin(key)
-            bound = self.bytes_used - short
-            while self.bytes_used > bound:
-                # No more than it takes, though each be as large as any.
-                count = max(1, (self.bytes_used - bound) // sizes[-1])
-                keys = self.policy.victims(count, self._may_go, now)
-                if not keys:
-                    break
-                gone += self._give_up(keys, now)
-            for key in there:
-                self.unpin(key)
+        bound = self.spec.capacity_bytes - sum([sizes[one.groups] for one in wanted])
+        while self.bytes_used > bound:
+            # No more than it takes, though each be as large as any.
+            count = max(1, (self.bytes_used - bound) // sizes[-1])
+            keys = self.policy.victims(count, self._may_go, now)
+            if not keys:
+                break
+            gone += self._give_up(keys, now)
         return gone
 
     def _make_room_of(self, tenants: TenantPolicy, one: Gone, now: float) -> list[Gone]:
         """The same for one of them, where its owner may have a maximum."""
         size, gone = self._sizes[one.groups], list[Gone]()
-        if there := one.key in self._held:
-            self.pin(one.key)
         while not self._has_room(size, one.owner):
             if tenants.beyond(one.owner, size):
                 key = tenants.victim_of(one.owner, self._may_go, now)
@@ -258,8 +259,6 @@ class TierRecords:
             if not keys:
                 break
             gone += self._give_up(keys, now)
-        if there:
-            self.unpin(one.key)
         return gone
 
     def _may_go(self, key: Key) -> bool:
@@ -281,17 +280,18 @@ class TierRecords:
         self.bytes_used -= freed
         return gone
 
-    def _add(self, gone: Gone, now: float) -> None:
-        """It is about to be written."""
-        held = self._held.get(gone.key)
-        if held is None:
-            held = self._held[gone.key] = Held(gone.owner)
+    def _add(self, gone: Gone, now: float) -> bool:
+        """It is about to be written. Whether nothing of its key was here."""
+        key, groups, owner, _ = gone
+        held = self._held.get(key)
+        if held is not None:
+            held.storing |= groups
+        else:
+            self._held[key] = Held(owner, 0, groups)
             if self._tenants is not None:
-                self._tenants.put(gone.key, gone.owner, now)
-            else:
-                self.policy.stored((gone.key,), now)
-        held.storing |= gone.groups
-        self._weigh(gone.key, self._sizes[gone.groups])
+                self._tenants.put(key, owner, now)
+        self._weigh(key, self._sizes[groups])
+        return held is None
 
     def _weigh(self, key: Key, change: int) -> None:
         """A key that the policy knows takes so many bytes more."""
@@ -309,6 +309,8 @@ class TierRecords:
         held.storing &= ~bit
         if stored and not held.doomed:
             held.stored |= bit
+            if not held.refused:
+                return
         elif held.doomed:
             self.bytes_used -= self.spec.record_bytes[group]
         else:

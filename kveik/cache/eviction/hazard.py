@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,19 +118,19 @@ class HazardPolicy:
 
     def stored(self, keys: Sequence[Key], now: float) -> None:
         self._now = now
-        owner = self._tree.owner
-        for key in keys:
-            segment = owner.get(key)
-            if segment is None:
+        for segment, group in groupby(keys, self._tree.owner.get):
+            if segment is not None:
+                self._put(segment, list(group))
+                self._place(segment)
+                continue
+            for key in group:
                 self._strays_aside.pop(key, None)
                 self._strays[key] = None
-            else:
-                self._put(segment, key)
-                self._place(segment)
 
-    def _put(self, segment: Segment, key: Key) -> None:
+    def _put(self, segment: Segment, keys: Sequence[Key]) -> None:
         before = segment.count
-        if segment.put(segment.place_of(key)):
+        segment.put(keys)
+        if segment.count > before:
             self._counted(segment, before)
 
     def discarded(self, key: Key) -> None:
@@ -185,17 +186,13 @@ class HazardPolicy:
 
     def worths(self, keys: Sequence[Key], now: float) -> list[float]:
         """Uses per second of keeping each: its segment's index."""
-        owner, index, worths = self._tree.owner, self._flat_index, list[float]()
-        latest, worth = None, float("-inf")
-        for key in keys:
-            segment = owner.get(key)
-            # What is asked about together is mostly of one chain.
-            if segment is not latest:
-                latest = segment
-                worth = float("-inf")
-                if segment is not None:
-                    worth = index[segment.kind * AGES + bucket(max(0.0, now - segment.touched))]
-            worths.append(worth)
+        index, worths = self._flat_index, list[float]()
+        # What is asked about together is mostly of one chain.
+        for segment, group in groupby(keys, self._tree.owner.get):
+            worth = float("-inf")
+            if segment is not None:
+                worth = index[segment.kind * AGES + bucket(max(0.0, now - segment.touched))]
+            worths += [worth for _ in group]
         return worths
 
     # Parts of a use.
@@ -241,7 +238,7 @@ class HazardPolicy:
             if key in self._strays or key in self._strays_aside:
                 self._strays.pop(key, None)
                 self._strays_aside.pop(key, None)
-                self._put(segment, key)
+                self._put(segment, (key,))
 
     def _fill(self, path: list[Segment], stored: int) -> None:
         for segment in path:

@@ -98,14 +98,16 @@ class Segment:
                 return place
         return keys.index(key)
 
-    def put(self, place: int) -> bool:
-        """The record at `place` is stored. False: it was already."""
-        if self.marks[place]:
-            return False
-        self.marks[place] = 1
-        self.count += 1
-        self.top = max(self.top, place + 1)
-        return True
+    def put(self, keys: Sequence[Key]) -> None:
+        """Their records are stored, perhaps for a second time."""
+        own, marks, place = self.keys, self.marks, 0
+        for key in keys:
+            # A chain is given up from its end, so the next key mostly stands before this one.
+            place = place - 1 if place and own[place - 1] == key else self.place_of(key)
+            if not marks[place]:
+                marks[place] = 1
+                self.count += 1
+                self.top = max(self.top, place + 1)
 
     def ends(self, most: int, may_go: MayGo) -> list[Key]:
         """The last stored records, the very last first: up to the one that may not go, or to a gap."""
