@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.orders import Transfer
-from kveik.cache.directory.tier import Gone
+from kveik.cache.directory.gone import Gone, in_runs
 from kveik.cache.eviction.policy import EvictionPolicy, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
 from kveik.cache.group import GroupBlocks
@@ -82,7 +82,7 @@ class Evictor:
         policy, by_key, keys = self.policy, self._lead.index.by_key, visit.keys
         if policy is None:
             return
-        stored = next((place for place, key in enumerate(keys) if key not in by_key), len(keys))
+        stored = sum(1 for _ in takewhile(by_key.__contains__, keys))
         # What follows a gap can never be found here; below, where the gap may be filled, it can.
         if self._below is not None:
             self._offer_rest(self._below, visit, stored)
@@ -195,14 +195,14 @@ class Evictor:
         if tenants is not None:
             tenants.asking = self.asking
         while count > 0:
-            keys = self.policy.victims(count, self._may_go, self.now)
+            keys: Sequence[bytes] = self.policy.victims(count, self._may_go, self.now)
             if keys:
                 self._let_go(keys, [b""] * len(keys) if tenants is None else tenants.gave_up)
             else:
                 oldest = self._oldest()
                 if oldest is None:
                     return
-                keys = [oldest.key]
+                keys = oldest.keys
                 self._let_go(keys, [oldest.owner], wanted=oldest.wanted)
             count -= len(keys)
 
@@ -224,7 +224,7 @@ class Evictor:
             for place, key in enumerate(keys):
                 if key in by_key and (anywhere or ends.get(key, 0) & bit):
                     groups[place] |= bit
-        return [Gone(key, some, owner, wanted) for key, some, owner in zip(keys, groups, owners, strict=True) if some]
+        return in_runs(keys, list(zip(groups, owners, strict=True)), wanted=wanted)
 
     def _oldest(self) -> Gone | None:
         """The oldest block that may go for whoever is asking: one that the policy has set aside, or was never told of, and then
@@ -237,7 +237,7 @@ class Evictor:
                 entry = index.entry(block)
                 assert entry is not None
                 assert entry.key is not None
-                oldest = Gone(entry.key, 0, self._owner(entry.key), not self.policy.holds(entry.key))
+                oldest = Gone((entry.key,), 0, self._owner(entry.key), not self.policy.holds(entry.key))
                 self.policy.discarded(entry.key)
                 return oldest
         return None
@@ -268,7 +268,7 @@ class Evictor:
         if self._below is not None and key is not None:
             bit = 1 << next(number for number, other in enumerate(self._groups) if other is group)
             if self._ends.get(key, 0) & bit:
-                self._below.offered([Gone(key, bit, self._owner(key))], now)
+                self._below.offered([Gone((key,), bit, self._owner(key))], now)
         group.forget([block])
 
     def check(self, open_keys: Set[bytes]) -> None:

@@ -91,12 +91,11 @@ class GroupBlocks:
 
     def lose(self, keys: Iterable[bytes]) -> None:
         """The blocks with this content, if nobody holds them, are the next to be taken; `forgotten` is not called."""
-        index, pool = self.index, self.pool
-        for key in keys:
-            block = index.by_key.get(key)
-            if block is not None and pool.references[block] == 0:
-                index.drop(block)
-                pool.unmark(block)
+        index, references = self.index, self.pool.references
+        blocks = [block for key in keys if (block := index.by_key.get(key)) is not None and references[block] == 0]
+        for block in blocks:
+            index.drop(block)
+        self.pool.unmark(*blocks)
 
     def _drop(self, block: int) -> None:
         if block in self.index:

@@ -53,6 +53,15 @@ class LruOrder:
         left, right = self._before[block], self._after[block]
         self._after[left], self._before[right] = right, left
 
+    def put_first(self, block: int) -> None:
+        """The block's content cannot be found any more."""
+        after, before, spare = self._after, self._before, self._spare
+        left, right = before[block], after[block]
+        after[left], before[right] = right, left
+        right = after[spare]
+        after[spare] = before[right] = block
+        before[block], after[block] = spare, right
+
     def take_spare(self, most: int, findable: bytearray) -> list[int]:
         """Remove the next blocks that cannot be found, up to so many."""
         after, spare = self._after, self._spare
@@ -188,25 +197,22 @@ class BlockPool:
         assert self.references[block] > 0, f"block {block} is registered but not held"
         self.findable[block] = found
 
-    def unmark(self, block: int) -> None:
-        """The block's content cannot be found any more; unheld, it is the next to be taken."""
-        if not self.findable[block]:
-            return
-        if self.references[block]:
-            self.findable[block] = UNFINDABLE
-            self.party[block] = 0
-            return
-        found, order = self.findable[block], self._order
-        order.remove(block)
-        order.add(block, UNFINDABLE)
-        if found == FULL:
-            self.full -= 1
-        else:
-            self.partial -= 1
-        self.idle[self.party[block]] -= 1
-        self.idle[0] += 1
-        self.findable[block] = UNFINDABLE
-        self.party[block] = 0
+    def unmark(self, *blocks: int) -> None:
+        """The blocks' content cannot be found any more; unheld, they are the next to be taken, the last one first."""
+        findable, references, party, idle, order = self.findable, self.references, self.party, self.idle, self._order
+        for block in blocks:
+            found = findable[block]
+            if found and references[block] == 0:
+                order.put_first(block)
+                if found == FULL:
+                    self.full -= 1
+                else:
+                    self.partial -= 1
+                idle[party[block]] -= 1
+                idle[0] += 1
+            if found:
+                findable[block] = UNFINDABLE
+                party[block] = 0
 
     def renew(self, block: int) -> None:
         """An unheld block goes to the end of its order, as if it had been given back now."""

@@ -109,6 +109,6 @@ def test_any_order_of_requests_leaves_pool_and_tiers_consistent(seed: int) -> No
         stores.work(chance.randrange(6))
         ledger.evictor.learn()
     stores.work()
-    held = {(one.key, group) for one in below.tiers[0].records() for group in range(2) if one.groups >> group & 1}
+    held = {(one.keys[0], group) for one in below.tiers[0].records() for group in range(2) if one.groups >> group & 1}
     assert held == stores.records[0]
     assert held

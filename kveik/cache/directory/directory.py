@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from kveik.cache.directory.found import Below, InPool, find_below
+from kveik.cache.directory.gone import Gone
 from kveik.cache.directory.orders import Clear, Delete, Fetch, Order, Spill
-from kveik.cache.directory.tier import Gone, TierRecords
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.policy import Key, Owner, Visit
 from kveik.cache.layout import LayerGroup
 
@@ -62,7 +63,7 @@ class Directory:
         """The pool has a new content, all slots of it written, in these groups."""
         for number, tier in enumerate(self.tiers):
             if tier.spec.writes == "write-through":
-                self._offer_to(number, None, [Gone(key, groups, owner)], now)
+                self._offer_to(number, None, [Gone((key,), groups, owner)], now)
 
     def used(self, visit: Visit) -> None:
         """A request is done."""
@@ -87,14 +88,17 @@ class Directory:
 
     def _spill(self, gone: Sequence[Gone], source: int | None, target: int) -> None:
         block_of = self.block_of if source is None else None
-        for key, groups, _, _ in gone:
+        for keys, groups, _, _ in gone:
             for group in _bits(groups):
-                block = None if block_of is None else block_of(group, key)
-                self._orders.append(Spill(key, group, source, target, block))
+                if block_of is None:
+                    self._orders += [Spill(key, group, source, target) for key in keys]
+                else:
+                    self._orders += [Spill(key, group, source, target, block_of(group, key)) for key in keys]
 
     def _delete(self, number: int, gone: Sequence[Gone]) -> None:
         if gone and self.tiers[number].spec.ours:
-            self._orders += [Delete(key, group, number) for key, groups, _, _ in gone for group in _bits(groups)]
+            for keys, groups, _, _ in gone:
+                self._orders += [Delete(key, group, number) for group in _bits(groups) for key in keys]
 
     def retire(self, pool: Iterable[Gone], now: float) -> None:
         """The process ends: what is in the pool or in a tier that goes with it is offered to those that last, the most valuable
@@ -103,11 +107,11 @@ class Directory:
         lasting = [number for number, tier in enumerate(self.tiers) if tier.spec.lasts]
         if not lasting:
             return
-        waiting: list[tuple[int | None, Gone]] = [(None, gone) for gone in pool]
+        waiting: list[tuple[int | None, Gone]] = [(None, gone._replace(keys=(key,))) for gone in pool for key in gone.keys]
         for number, tier in enumerate(self.tiers):
             if not tier.spec.lasts:
                 waiting.extend((number, gone) for gone in tier.records())
-        worths = self.tiers[lasting[0]].policy.worths([gone.key for _, gone in waiting], now)
+        worths = self.tiers[lasting[0]].policy.worths([gone.keys[0] for _, gone in waiting], now)
         # A stable order: beginnings stay ahead of what follows them.
         for place in sorted(range(len(waiting)), key=worths.__getitem__, reverse=True):
             source, one = waiting[place]
@@ -163,7 +167,7 @@ class Directory:
         """Records (key and group) that are there already, the oldest first. What is beyond the bound is removed."""
         for key, group in records:
             if not self.tiers[tier].found(key, group, now):
-                self._delete(tier, [Gone(key, 1 << group, None)])
+                self._delete(tier, [Gone((key,), 1 << group, None)])
 
     def check(self) -> None:
         """Bounds, sums and policies: O(keys). Raises AssertionError."""

@@ -102,7 +102,7 @@ def _nothing(groups: int, tiers: int, keys: Sequence[Key], hit: tuple[int, int])
     """Nothing lies below, which is most frequent: the pool's own hit is all there is."""
     tokens, start = hit
     none = np.empty((groups, 0), dtype=np.int64)
-    cuts, starts = np.array([start]), np.full((groups, 1), start)
+    cuts, starts = np.array([start]), np.array([[start]] * groups)
     return Below(keys, start, none, cuts, starts, Prospect(np.array([tokens]), np.zeros((tiers, 1), dtype=np.int64)))
 
 
@@ -121,6 +121,8 @@ def _sources(
     """Who has what from block `first` on, up to where a group without a window has a gap behind the pool's hit. Where all
     have windows, a hit may well begin behind a gap. None: no tier has anything of it.
     """
+    if len(groups) == 1 and groups[0].window is None:
+        return _sources_of_one(tiers, keys, first, in_pool)
     columns: list[list[int]] = []
     below = False
     needed = [number for number, group in enumerate(groups) if group.window is None]
@@ -134,6 +136,18 @@ def _sources(
             below = below or max(column) >= 0
         columns.append(column)
     return np.array(columns, dtype=np.int64).reshape(len(columns), len(groups)).T if below else None
+
+
+def _sources_of_one(tiers: Sequence[TierRecords], keys: Sequence[Key], first: int, in_pool: InPool) -> NDArray[np.int64] | None:
+    """The same for one group without a window, which is most frequent: up to the first gap."""
+    row: list[int] = []
+    for place in range(first, len(keys)):
+        key = keys[place]
+        source = _POOL if in_pool(0, key) else next((number for number, tier in enumerate(tiers) if tier.stored(key)), _MISSING)
+        if source == _MISSING:
+            break
+        row.append(source)
+    return np.array([row], dtype=np.int64) if row and max(row) >= 0 else None
 
 
 def _look_below(column: list[int], stored: Sequence[int]) -> None:

@@ -11,10 +11,11 @@ are written as a set of bits: bit g for group g. What is known of a key's record
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from kveik.cache.directory.gone import Answer, Gone, in_runs
 from kveik.cache.directory.write_filter import FACTOR, WriteFilter
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
@@ -70,31 +71,6 @@ class Held:
     """It is being stored, and will be removed as soon as it is."""
 
 
-class Gone(NamedTuple):
-    """A key that a tier has given up."""
-
-    key: Key
-    groups: int
-    """Those that had it."""
-
-    owner: Owner
-    wanted: bool = False
-    """Whether it is certain to be asked for again soon, so that no filter need guess."""
-
-
-class Answer(NamedTuple):
-    """What a tier says to offers."""
-
-    writes: list[Gone]
-    """What it takes, and of which groups the records."""
-
-    refused: list[Gone]
-    """What is not there afterwards, so that somebody else may take it."""
-
-    victims: list[Gone]
-    """What goes for it, and has gone from here already, also where there is no room after all."""
-
-
 class TierRecords:
     """The records of one tier. Every question and move is O(1), but for what the policy takes to name a victim."""
 
@@ -123,7 +99,7 @@ class TierRecords:
 
     def records(self) -> Iterator[Gone]:
         """Every key of which something can be loaded, as it would go."""
-        return (Gone(key, held.stored, held.owner) for key, held in self._held.items() if held.stored and not held.doomed)
+        return (Gone((key,), held.stored, held.owner) for key, held in self._held.items() if held.stored and not held.doomed)
 
     # What happens above.
 
@@ -161,25 +137,25 @@ class TierRecords:
         No key is offered twice. Who passes the filter is decided before anything goes.
         """
         wanted, refused = self._worth_writing(offered, now)
-        writes, victims = list[Gone](), list[Gone]()
         # What is here already of theirs, of other groups, stays.
-        there = [one.key for one in wanted if one.key in self._held]
+        there = [key for one in wanted for key in self._known(one.keys)]
         for key in there:
             self.pin(key)
-        if self._tenants is None:
+        tenants, writes, victims = self._tenants, list[Gone](), list[Gone]()
+        if tenants is None:
             victims = self._make_room(wanted, now)
-        fresh = []
-        for gone in wanted:
-            if self._tenants is not None:
-                victims += self._make_room_of(self._tenants, gone, now)
-            if not self._has_room(self._sizes[gone.groups], gone.owner):
-                refused.append(gone)
-                continue
-            writes.append(gone)
-            if self._add(gone, now):
-                fresh.append(gone.key)
-        if self._tenants is None:
-            self.policy.stored(fresh, now)
+        else:
+            wanted = [one._replace(keys=(key,)) for one in wanted for key in one.keys]
+        for one in wanted:
+            if tenants is not None:
+                victims += self._make_room_of(tenants, one, now)
+            count = self._fitting(one)
+            taken, left = one.split(count)
+            if taken is not None:
+                self._add(taken, now)
+                writes.append(taken)
+            if left is not None:
+                refused.append(left)
         for key in there:
             self.unpin(key)
         return Answer(writes, refused, victims)
@@ -195,48 +171,70 @@ class TierRecords:
             gone += self._give_up([key], now)
         return gone
 
+    def _known(self, keys: Sequence[Key]) -> list[Key]:
+        """Those of which there is something here."""
+        return [] if self._held.keys().isdisjoint(keys) else [key for key in keys if key in self._held]
+
     def _worth_writing(self, offered: Sequence[Gone], now: float) -> tuple[list[Gone], list[Gone]]:
         """What of it should be written, as far as it is missing; and what not. What is there already is neither."""
-        wanted, refused = list[Gone](), list[Gone]()
-        held_of, sizes, capacity = self._held.get, self._sizes, self.spec.capacity_bytes
+        wanted, refused, capacity = list[Gone](), list[Gone](), self.spec.capacity_bytes
         # Where there is room everything is written, unless only what was used twice is.
         room = 0 if self.spec.writes == "second-touch" else capacity - self.bytes_used
-        for gone, passes in zip(offered, self._passing(offered, room, now), strict=True):
-            held, missing = held_of(gone.key), gone.groups
-            if held is not None:
-                missing = 0 if held.doomed else missing & ~(held.stored | held.storing)
-                if not missing:
-                    if held.doomed:
-                        refused.append(gone)
-                    continue
-            size = sizes[missing]
-            if not size:
+        for one in [missing for gone in offered for missing in self._missing(gone, refused)]:
+            size = self._sizes[one.groups]
+            if size > capacity:
+                refused.append(one)
                 continue
-            if size <= capacity and (passes or gone.wanted or size <= room):
-                room -= size
-                wanted.append(gone if missing == gone.groups else gone._replace(groups=missing))
-            else:
-                refused.append(gone)
+            passing = self._passing(one, room, now)
+            if passing is None or all(passing):
+                wanted.append(one)
+                room -= size * len(one.keys)
+                continue
+            yes, no = list[Key](), list[Key]()
+            for key, passes in zip(one.keys, passing, strict=True):
+                (yes if passes or size * (len(yes) + 1) <= room else no).append(key)
+            room -= size * len(yes)
+            wanted += [one._replace(keys=yes)] if yes else []
+            refused += [one._replace(keys=no)] if no else []
         return wanted, refused
 
-    def _passing(self, offered: Sequence[Gone], room: int, now: float) -> Iterable[bool]:
-        """Per record, whether it may displace something."""
-        if self.spec.writes == "second-touch":
-            return [self._touched.get(gone.key, False) for gone in offered]
-        if self._filter is None or len(offered) * self._sizes[-1] <= room:
-            return [True] * len(offered)
-        least = self._filter.least
-        return [worth >= least for worth in self.policy.worths([gone.key for gone in offered], now)]
+    def _missing(self, gone: Gone, refused: list[Gone]) -> list[Gone]:
+        """What of it is not here. What is about to be removed cannot be written meanwhile."""
+        if not self._known(gone.keys):
+            return [gone] if gone.groups else []
+        kinds = []
+        for key in gone.keys:
+            held, missing = self._held.get(key), gone.groups
+            if held is not None and held.doomed:
+                refused.append(gone._replace(keys=(key,)))
+                missing = 0
+            elif held is not None:
+                missing &= ~(held.stored | held.storing)
+            kinds.append((missing, gone.owner))
+        return in_runs(gone.keys, kinds, wanted=gone.wanted)
 
-    def _has_room(self, size: int, owner: Owner) -> bool:
-        if self.bytes_used + size > self.spec.capacity_bytes:
-            return False
-        return self._tenants is None or not self._tenants.beyond(owner, size)
+    def _passing(self, one: Gone, room: int, now: float) -> list[bool] | None:
+        """Per key, whether its records may displace something; None: all may, or there is room."""
+        if one.wanted:
+            return None
+        if self.spec.writes == "second-touch":
+            return [self._touched.get(key, False) for key in one.keys]
+        if self._filter is None or len(one.keys) * self._sizes[one.groups] <= room:
+            return None
+        least = self._filter.least
+        return [worth >= least for worth in self.policy.worths(one.keys, now)]
+
+    def _fitting(self, one: Gone) -> int:
+        """For how many of its keys there is room; where owners may have a maximum, for one at most."""
+        size = self._sizes[one.groups]
+        if self._tenants is not None and self._tenants.beyond(one.owner, size):
+            return 0
+        return max(0, self.spec.capacity_bytes - self.bytes_used) // size
 
     def _make_room(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
         """What has to go for all of these; less where no more may."""
         sizes, gone = self._sizes, list[Gone]()
-        bound = self.spec.capacity_bytes - sum([sizes[one.groups] for one in wanted])
+        bound = self.spec.capacity_bytes - sum([sizes[one.groups] * len(one.keys) for one in wanted])
         while self.bytes_used > bound:
             # No more than it takes, though each be as large as any.
             count = max(1, (self.bytes_used - bound) // sizes[-1])
@@ -249,7 +247,7 @@ class TierRecords:
     def _make_room_of(self, tenants: TenantPolicy, one: Gone, now: float) -> list[Gone]:
         """The same for one of them, where its owner may have a maximum."""
         size, gone = self._sizes[one.groups], list[Gone]()
-        while not self._has_room(size, one.owner):
+        while not self._fitting(one):
             if tenants.beyond(one.owner, size):
                 key = tenants.victim_of(one.owner, self._may_go, now)
                 keys = [] if key is None else [key]
@@ -272,26 +270,32 @@ class TierRecords:
         """The policy has chosen them."""
         if self._filter is not None:
             self._filter.gave_up(self.policy.worths(keys, now))
-        gone, pop, sizes, freed = list[Gone](), self._held.pop, self._sizes, 0
+        pop, sizes, freed, kinds = self._held.pop, self._sizes, 0, list[tuple[int, Owner]]()
         for key in keys:
             held = pop(key)
             freed += sizes[held.stored]
-            gone.append(Gone(key, held.stored, held.owner))
+            kinds.append((held.stored, held.owner))
         self.bytes_used -= freed
-        return gone
+        return in_runs(keys, kinds)
 
-    def _add(self, gone: Gone, now: float) -> bool:
-        """It is about to be written. Whether nothing of its key was here."""
-        key, groups, owner, _ = gone
-        held = self._held.get(key)
-        if held is not None:
-            held.storing |= groups
-        else:
-            self._held[key] = Held(owner, 0, groups)
-            if self._tenants is not None:
-                self._tenants.put(key, owner, now)
-        self._weigh(key, self._sizes[groups])
-        return held is None
+    def _add(self, one: Gone, now: float) -> None:
+        """It is about to be written."""
+        held, groups, owner, fresh = self._held, one.groups, one.owner, list[Key]()
+        for key in one.keys:
+            if (known := held.get(key)) is not None:
+                known.storing |= groups
+            else:
+                held[key] = Held(owner, 0, groups)
+                fresh.append(key)
+        size = self._sizes[groups]
+        if self._tenants is None:
+            self.policy.stored(fresh, now)
+            self.bytes_used += size * len(one.keys)
+            return
+        for key in fresh:
+            self._tenants.put(key, owner, now)
+        for key in one.keys:
+            self._weigh(key, size)
 
     def _weigh(self, key: Key, change: int) -> None:
         """A key that the policy knows takes so many bytes more."""

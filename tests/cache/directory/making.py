@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence
 
 from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.gone import Gone
 from kveik.cache.directory.orders import Clear, Delete, Spill
-from kveik.cache.directory.tier import Gone, TierRecords, TierSpec, Writes
+from kveik.cache.directory.tier import TierRecords, TierSpec, Writes
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
@@ -49,7 +50,7 @@ def directory(*tiers: TierRecords, windows: Sequence[int | None] = (None,)) -> D
 
 def offer(one: Directory, key: Key, groups: int, now: float, owner: Owner = b"", *, wanted: bool = False) -> None:
     """The pool gives up one content."""
-    one.offered([Gone(key, groups, owner, wanted)], now)
+    one.offered([Gone((key,), groups, owner, wanted)], now)
 
 
 class Stores:

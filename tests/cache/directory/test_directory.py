@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kveik.cache.directory.directory import Directory
+from kveik.cache.directory.gone import Gone
 from kveik.cache.directory.orders import Clear, Delete, Fetch, Spill
-from kveik.cache.directory.tier import Gone, Writes
+from kveik.cache.directory.tier import Writes
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
@@ -192,7 +193,7 @@ def test_at_the_end_the_most_valuable_is_saved_first_and_beginnings_before_ends(
     stores = Stores(one)
     offer(one, b"ram", 1, 0.0)
     stores.work()
-    one.retire([Gone(key, 1, b"") for key in chain(1, 2, 3)], 5.0)
+    one.retire([Gone(chain(1, 2, 3), 1, b"")], 5.0)
     orders = one.take_orders()
     assert orders == [*(Spill(key, 0, None, 1) for key in chain(1, 2, 3)), Spill(b"ram", 0, 0, 1)]
 
@@ -326,7 +327,7 @@ def settled_agree(one: Directory, stores: Stores) -> None:
 
 def assert_agree(one: Directory, stores: Stores) -> None:
     for number, tier_ in enumerate(one.tiers):
-        known = {(one.key, group) for one in tier_.records() for group in range(2) if one.groups >> group & 1}
+        known = {(one.keys[0], group) for one in tier_.records() for group in range(2) if one.groups >> group & 1}
         assert known == stores.records[number]
         used = sum(tier_.spec.record_bytes[group] for _, group in known)
         assert tier_.bytes_used == used
