@@ -18,8 +18,8 @@ from functools import partial
 from itertools import islice, takewhile
 
 from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import Transfer
 from kveik.cache.directory.gone import Gone, in_runs
+from kveik.cache.directory.orders import Transfer
 from kveik.cache.eviction.policy import EvictionPolicy, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
 from kveik.cache.group import GroupBlocks
@@ -221,6 +221,9 @@ class Evictor:
         groups, ends = [0] * len(keys), self._ends
         for number, group in enumerate(self._groups):
             by_key, bit, anywhere = group.index.by_key, 1 << number, wanted or group.window is None
+            if anywhere and all(map(by_key.__contains__, keys)):
+                groups = [one | bit for one in groups]
+                continue
             for place, key in enumerate(keys):
                 if key in by_key and (anywhere or ends.get(key, 0) & bit):
                     groups[place] |= bit

@@ -77,17 +77,19 @@ def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
                 pool.hold(block)
                 slow.hold(block)
         case 2 if held:
-            block = chance.choice(held)
-            pool.give_back(block)
-            slow.give_back(block)
+            some = chance.sample(held, chance.randint(1, len(held)))
+            pool.give_back(*some)
+            for block in some:
+                slow.give_back(block)
         case 3 if held:
             block, found = chance.choice(held), chance.choice((PARTIAL, FULL))
             pool.mark(block, found)
             slow.findable[block] = found
         case 4:
-            block = chance.randrange(pool.total)
-            pool.unmark(block)
-            slow.unmark(block)
+            some = chance.sample(range(pool.total), chance.randint(1, pool.total))
+            pool.unmark(*some)
+            for block in some:
+                slow.unmark(block)
         case 5 if slow.unheld:
             block = chance.choice(slow.unheld)
             pool.renew(block)

@@ -69,10 +69,11 @@ def lost_block(patch: pytest.MonkeyPatch) -> None:
     """Every hundredth block that is given back is not."""
     give_back, count = BlockPool.give_back, [0]
 
-    def leak(self: BlockPool, block: int) -> None:
-        count[0] += 1
-        if count[0] % 100:
-            give_back(self, block)
+    def leak(self: BlockPool, *blocks: int) -> None:
+        for block in blocks:
+            count[0] += 1
+            if count[0] % 100:
+                give_back(self, block)
 
     patch.setattr(BlockPool, "give_back", leak)
 

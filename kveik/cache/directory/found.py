@@ -81,6 +81,8 @@ def find_below(
     Time O(tiers · new blocks), where new are those behind the pool's hit, and those of a window before it.
     """
     tokens, start = hit
+    if len(groups) == 1 and groups[0].window is None:
+        return _find_in_one(tiers, keys, hit, block_size, in_pool)
     windowed = [int(first_needed(group, np.array([tokens]), block_size)[0]) for group in groups if group.window is not None]
     first = min([start, *windowed])
     sources = _sources(groups, tiers, keys, first, start, in_pool)
@@ -96,6 +98,27 @@ def find_below(
         cuts, starts = cuts[valid], starts[:, valid]
     known = np.maximum(cuts * block_size, tokens)
     return Below(keys, first, sources, cuts, starts, Prospect(known, _sizes(tiers, sources, first, cuts, starts)))
+
+
+def _find_in_one(
+    tiers: Sequence[TierRecords], keys: Sequence[Key], hit: tuple[int, int], block_size: int, in_pool: InPool
+) -> Below:
+    """The same for one group without a window, which is most frequent: up to the first gap."""
+    (tokens, start), row = hit, list[int]()
+    for place in range(start, len(keys)):
+        key = keys[place]
+        source = _POOL if in_pool(0, key) else next((number for number, tier in enumerate(tiers) if tier.stored(key)), _MISSING)
+        if source == _MISSING:
+            break
+        row.append(source)
+    if not row or max(row) < 0:
+        return _nothing(1, len(tiers), keys, hit)
+    sources, cuts = np.array([row]), np.arange(start, start + len(row) + 1)
+    sizes = np.zeros((len(tiers), len(cuts)), dtype=np.int64)
+    for number, tier in enumerate(tiers):
+        sizes[number, 1:] = (sources[0] == number).cumsum() * tier.spec.record_bytes[0]
+    known = np.maximum(cuts * block_size, tokens)
+    return Below(keys, start, sources, cuts, np.zeros((1, len(cuts)), dtype=np.int64), Prospect(known, sizes))
 
 
 def _nothing(groups: int, tiers: int, keys: Sequence[Key], hit: tuple[int, int]) -> Below:
@@ -121,8 +144,6 @@ def _sources(
     """Who has what from block `first` on, up to where a group without a window has a gap behind the pool's hit. Where all
     have windows, a hit may well begin behind a gap. None: no tier has anything of it.
     """
-    if len(groups) == 1 and groups[0].window is None:
-        return _sources_of_one(tiers, keys, first, in_pool)
     columns: list[list[int]] = []
     below = False
     needed = [number for number, group in enumerate(groups) if group.window is None]
@@ -136,18 +157,6 @@ def _sources(
             below = below or max(column) >= 0
         columns.append(column)
     return np.array(columns, dtype=np.int64).reshape(len(columns), len(groups)).T if below else None
-
-
-def _sources_of_one(tiers: Sequence[TierRecords], keys: Sequence[Key], first: int, in_pool: InPool) -> NDArray[np.int64] | None:
-    """The same for one group without a window, which is most frequent: up to the first gap."""
-    row: list[int] = []
-    for place in range(first, len(keys)):
-        key = keys[place]
-        source = _POOL if in_pool(0, key) else next((number for number, tier in enumerate(tiers) if tier.stored(key)), _MISSING)
-        if source == _MISSING:
-            break
-        row.append(source)
-    return np.array([row], dtype=np.int64) if row and max(row) >= 0 else None
 
 
 def _look_below(column: list[int], stored: Sequence[int]) -> None:

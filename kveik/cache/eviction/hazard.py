@@ -192,7 +192,7 @@ class HazardPolicy:
             worth = float("-inf")
             if segment is not None:
                 worth = index[segment.kind * AGES + bucket(max(0.0, now - segment.touched))]
-            worths += [worth for _ in group]
+            worths += [worth] * len(list(group))
         return worths
 
     # Parts of a use.

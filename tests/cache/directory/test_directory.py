@@ -291,7 +291,8 @@ def test_the_directory_believes_what_the_stores_have(make: Callable[[], Eviction
                 one.used(Visit(keys, 0, 100, now, now, hint, owner or b"", 0 if owner is not None else len(keys)))
             case 1:
                 wanted = chance.random() < 0.2
-                offer(one, chance.choice(keys), chance.randrange(1, 4), now, b"" if wanted else owner, wanted=wanted)
+                some = chance.sample(keys, chance.randint(1, len(keys)))
+                one.offered([Gone(some, chance.randrange(1, 4), b"" if wanted else owner, wanted)], now)
             case 2:
                 one.inserted(chance.choice(keys), 3, now, owner)
             case 3:

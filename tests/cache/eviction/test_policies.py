@@ -150,3 +150,21 @@ def test_tables_of_another_shape_are_refused(policy: EvictionPolicy) -> None:
     with pytest.raises(ValueError, match="table"):
         policy.restore({"used": np.ones((2, 2))})
     assert policy.learnt().keys() == before.keys()
+
+
+def test_who_asks_for_many_gets_those_that_asking_one_by_one_brings(
+    request: pytest.FixtureRequest, policy: EvictionPolicy
+) -> None:
+    chance, now, again = random.Random(5), 0.0, POLICIES[request.node.callspec.params["policy"]]()
+    gone = 0
+    for _ in range(100):
+        now += 1.0
+        keys, held = drawn_chain(chance), {chance.choice(drawn_chain(chance))}
+        many = chance.randrange(4)
+        for one in (policy, again):
+            one.used(visit(keys, now))
+        together = policy.victims(many, lambda key, held=held: key not in held, now)
+        singly = [again.victims(1, lambda key, held=held: key not in held, now) for _ in range(many)]
+        assert together == [key for one in singly for key in one]
+        gone += len(together)
+    assert gone > 50
