@@ -20,6 +20,7 @@ import lmdb
 
 from kveik.clock import Clock
 from kveik.errors import Unreachable
+from kveik.tiers.alone import Alone
 from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, formats_in
 from kveik.tiers.disk_index import IndexBroken, index_bytes
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
@@ -47,6 +48,9 @@ class DiskStore:
         self._folder: OpenFolder | None = None
         self._reading = threading.Lock()
         """Held while files are read, and while they are closed."""
+        self._alone = Alone("the disk store's books")
+        """Around all that changes books and index: two threads in one LMDB environment may end the process."""
+
         self._buffers: list[bytearray] = []
         self._owed: set[RecordKey] = set()
         """Forgotten, but still in the index."""
@@ -69,6 +73,10 @@ class DiskStore:
         return self._plan.sizes[group]
 
     def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
+        with self._alone:
+            return self._put_many(records)
+
+    def _put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
         folder = self._ready()
         if folder is None:
             return [Refusal.REFUSED] * len(records)
@@ -96,23 +104,26 @@ class DiskStore:
         return [folder is not None and folder.slots.has(key) for key in keys]
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
-        if self._folder is not None:
-            # Gone from the books at once. Until the index knows, it names a slot that may hold something else: a miss.
-            self._owed.update(key for key in keys if self._folder.slots.forget(key))
-        if (folder := self._ready()) is not None:
-            self._tell(folder, [])
+        with self._alone:
+            if self._folder is not None:
+                # Gone from the books at once. Until the index knows, it names a slot that may hold something else: a miss.
+                self._owed.update(key for key in keys if self._folder.slots.forget(key))
+            if (folder := self._ready()) is not None:
+                self._tell(folder, [])
 
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         return iter([] if self._folder is None else self._folder.slots.items())
 
     def clear(self) -> None:
-        if (folder := self._ready()) is not None:
-            with self._watched():
-                folder.clear(self._plan)
-                self._owed.clear()
+        with self._alone:
+            if (folder := self._ready()) is not None:
+                with self._watched():
+                    folder.clear(self._plan)
+                    self._owed.clear()
 
     def close(self) -> None:
-        self._leave()
+        with self._alone:
+            self._leave()
 
     def check(self) -> None:
         """The laws of its books."""

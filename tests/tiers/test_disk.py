@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import Unreachable
+from kveik.tiers.alone import TwoThreads
 from kveik.tiers.disk import DiskStore, store_at
+from kveik.tiers.disk_index import DiskIndex
 from kveik.tiers.record import Miss, RecordKey, Refusal
 from kveik.tiers.store import verify
 from tests.tiers.records import FORMATS, format_of, key_of, pairs, payloads, read
@@ -248,3 +251,40 @@ def test_records_that_cost_no_more_than_the_room_all_fit(store: DiskStore) -> No
     fit = store.room_bytes // store.cost_bytes(0)
     assert 700 < fit < 1000
     assert stored == [None] * fit + [Refusal.FULL] * (1000 - fit)
+
+
+ENTERING: dict[str, Callable[[DiskStore], object]] = {
+    "put": lambda store: store.put_many(pairs([9])),
+    "delete": lambda store: store.delete_many([key_of(1)]),
+    "clear": DiskStore.clear,
+    "close": DiskStore.close,
+}
+
+
+@pytest.mark.parametrize("enter", ENTERING.values(), ids=ENTERING)
+def test_a_second_thread_is_told_whom_it_meets_before_the_index_is_touched(
+    store: DiskStore, enter: Callable[[DiskStore], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads in one LMDB environment may end the process."""
+    inside, go_on, changes = threading.Event(), threading.Event(), list[str]()
+    change = DiskIndex.change
+
+    def slow_change(index: DiskIndex, *what: Sequence[object]) -> None:
+        changes.append(threading.current_thread().name)
+        inside.set()
+        assert go_on.wait(10)
+        change(index, *what)  # type: ignore[arg-type]  # whatever it is
+
+    monkeypatch.setattr(DiskIndex, "change", slow_change)
+    first = threading.Thread(target=store.put_many, args=(pairs([1]),), name="disk-writer")
+    first.start()
+    try:
+        assert inside.wait(10)
+        with pytest.raises(TwoThreads, match=r"'MainThread'.* 'disk-writer'"):
+            enter(store)
+    finally:
+        go_on.set()
+        first.join()
+    assert changes == ["disk-writer"]
+    assert read(store, [1]) == payloads([1])
+    assert store.put_many(pairs([2])) == [None]

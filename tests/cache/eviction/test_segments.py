@@ -44,16 +44,25 @@ def change(chance: random.Random, segment: Segment, stored: set[bytes]) -> None:
     """Store or give up some of its records."""
     assert segment.parent is not None
     before, place = segment.count, chance.randrange(len(segment.keys))
-    match chance.randrange(3):
+    match chance.randrange(4):
         case 0:
             segment.fill(place)
             stored.update(segment.keys[:place])
         case 1:
-            assert segment.put(place) == (segment.keys[place] not in stored)
-            stored.add(segment.keys[place])
+            some = chance.sample(segment.keys, place + 1)
+            segment.put(some)
+            stored.update(some)
         case 2:
             assert segment.cut(place) == (segment.keys[place] in stored)
             stored.discard(segment.keys[place])
+        case 3 if segment.count:
+            held = chance.choice(segment.keys)
+            gone = segment.ends(place + 1, lambda key: key != held)
+            latest = [key for key in reversed(segment.keys) if key in stored]
+            assert gone == latest[: len(gone)]
+            assert gone or latest[0] == held
+            segment.shorten(len(gone))
+            stored.difference_update(gone)
     segment.parent.live_children += (segment.count > 0) - (before > 0)
 
 
@@ -100,7 +109,7 @@ def test_a_long_chain_is_stored_and_discarded_without_a_search_for_each_record(b
     Counted.compared = 0
     for place in reversed(range(2000)) if backwards else range(2000):
         assert segment.place_of(keys[place]) == place
-        segment.put(place)
+        segment.put([segment.keys[place]])
     while segment.top:
         place = segment.top - 1
         assert segment.place_of(keys[place]) == place
@@ -116,6 +125,6 @@ def test_a_record_is_found_wherever_it_is_in_its_segment() -> None:
         place = chance.randrange(40)
         assert segment.place_of(keys[place]) == place
         if chance.random() < 0.5:
-            segment.put(place)
+            segment.put([segment.keys[place]])
         else:
             segment.cut(place)
