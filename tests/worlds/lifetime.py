@@ -50,6 +50,8 @@ DAY = 86_400.0
 NOT_OURS = (type, ModuleType, FunctionType, BuiltinFunctionType)
 """What leads from an engine to the whole interpreter."""
 
+CONTAINERS = (dict, list, set, frozenset, tuple, deque)
+
 
 def spec_of(windows: tuple[int | None, ...]) -> ModelSpec:
     """One layer per window."""
@@ -70,9 +72,6 @@ def spec_of(windows: tuple[int | None, ...]) -> ModelSpec:
         rope=RopeSpec(base=10_000.0),
         attention_scale=1.0,
     )
-
-
-CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 
 
 class Drawn:

@@ -82,8 +82,11 @@ def test_a_day_of_distinct_prefixes_leaves_everything_as_large_as_it_was(
 def test_hundreds_of_thousands_of_requests_leave_everything_as_large_as_it_was(
     layout: str, requests: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With histories as long as they are in service; but for what was used twice, which would meet its bound in the third
-    quarter only."""
+    """With histories as long as they are in service; but for what was used twice. That would meet its bound of 131,072 keys in
+    the third quarter only, and in the fourth the memory would rise by 15 MB: after a third more keys than it may hold, each
+    tier's dictionary is rebuilt without the entries that are gone, once, in a table of 7.3 MB more. Of 120,000 requests
+    the latter 60,000 then leave it within 4 kB.
+    """
     monkeypatch.setattr(tier, "TOUCHES_KNOWN", 1 << 14)
     windows, writes = LAYOUTS[layout]
     life = Lifetime(folder / "disk", windows, writes=writes)

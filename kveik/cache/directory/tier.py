@@ -25,7 +25,8 @@ Writes = Literal["filtered", "write-through", "second-touch"]
 above gives it up and it was used twice."""
 
 TOUCHES_KNOWN = 1 << 17
-"""Keys of which it is known whether they were used once or more often, where that matters."""
+"""Keys of which it is known whether they were used once or more often, where that matters. Their dictionary takes 11.5 MB when
+it is full, and 18.9 MB for good once Python has rebuilt its table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
