@@ -68,6 +68,8 @@ def serve(settings: Settings) -> None:
         loop.stop()
         loaded.close(server.drain_seconds)
         save_learnt(learnt, scheduler.ledger.evictor, scheduler.below.costs)
+        # What is frozen is not collected at the end either, and the native module complains of all that is left of it.
+        gc.unfreeze()
 
 
 def own_name(model: str) -> str:
