@@ -131,7 +131,8 @@ def go_on(subject: Subject, turns: list[list[Asked]], way: str, folder: Path) ->
                 lose_some(llm, chance)
             again += sum(len(one.prompt) for one in turn)
         found = traffic.cached_tokens / again
-        assert found > 0.1, f"only {found:.0%} of the prompts were found"
+        # Where records were lost, a prompt is found as far as all of its groups' first gap: a few blocks.
+        assert found > (0.04 if way == "mixed" else 0.1), f"only {found:.0%} of the prompts were found"
         if way != "pool":
             [store] = transfers(llm).parts.stores
             assert read(llm, store.name) > 0
