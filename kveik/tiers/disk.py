@@ -1,6 +1,6 @@
 """Records on a disk, in a folder that one engine has for itself; what is there outlives the process.
 
-A batch of records is written to free slots, then named in the index in one transaction; only then can they be found. A record
+A batch of records is written to free slots, then named in the index; only then can they be found. A record
 is checked in full whenever it is read, so slots and index need not agree after a crash: a slot that does not hold what the
 index says is a miss. Reading goes by the books in memory, made from the index at start.
 
@@ -16,8 +16,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import lmdb
-
 from kveik.clock import Clock
 from kveik.errors import Unreachable
 from kveik.tiers.alone import Alone
@@ -28,7 +26,7 @@ from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
 from kveik.tiers.store import Direct, Use
 
 SYNC_SECONDS = 1.0
-"""Between two times that the slots are written out; the index is on the disk after every batch."""
+"""Between two times that slots and index are written out; what a machine that loses power forgets besides is a miss."""
 
 PAUSE_SECONDS, PAUSE_SECONDS_MOST = 1.0, 300.0
 
@@ -49,7 +47,7 @@ class DiskStore:
         self._reading = threading.Lock()
         """Held while files are read, and while they are closed."""
         self._alone = Alone("the disk store's books")
-        """Around all that changes books and index: two threads in one LMDB environment may end the process."""
+        """Around all that changes books and index: two threads would write into one another's slots."""
 
         self._buffers: list[bytearray] = []
         self._owed: set[RecordKey] = set()
@@ -167,10 +165,10 @@ class DiskStore:
         if not written and not self._owed:
             return True
         with self._watched():
-            folder.index.change(written, self._owed)
+            folder.tell(self._plan, written, self._owed)
             self._owed.clear()
             if self._clock.now() >= self._synced + SYNC_SECONDS:
-                folder.files.sync()
+                folder.sync()
                 self._synced = self._clock.now()
             self.trouble, self._pause = None, PAUSE_SECONDS
             return True
@@ -183,10 +181,8 @@ class DiskStore:
             yield
         except OSError as error:
             self._suffer(_in_words(error))
-        except lmdb.MapFullError:
-            self._suffer("the index is full")
-        except (lmdb.Error, IndexBroken) as error:
-            self._suffer(str(error) if isinstance(error, IndexBroken) else f"the index has failed ({type(error).__name__})")
+        except IndexBroken as error:
+            self._suffer(str(error))
             self._leave()
 
     def _suffer(self, what: str) -> None:
@@ -236,7 +232,8 @@ def store_at(folder: Path, clock: Clock) -> DiskStore:
 
 
 def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:
-    """The capacity holds the slots, a page for the lock, and two indices, for one may be kept aside."""
+    """The capacity holds the slots, a page for the lock, and two indices, for one may be kept aside
+    or written anew."""
     sizes = tuple(slot_bytes(one.record_bytes) for one in formats)
     index = index_bytes(capacity_bytes // min(sizes))
     slots = max(capacity_bytes - 2 * index - PAGE_BYTES, 0)

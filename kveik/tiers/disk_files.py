@@ -115,8 +115,12 @@ class FolderLock:
                 f"The folder for cached blocks is in use by another engine (process {holder}); give every engine its own."
             ) from error
         if not read_only:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+            try:
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+            except OSError:
+                self.close()
+                raise
 
     def close(self) -> None:
         if self._fd is not None:

@@ -1,7 +1,8 @@
 """A disk store's folder while it is open: lock, index, files, and the books made from them.
 
 lock             held by the engine, with its process id
-index            LMDB: which record lies in which slot
+index            which record lies in which slot
+index.new        one that is being written anew
 index.damaged    the last index that could not be read
 records-N        slots of layer group N
 """
@@ -11,19 +12,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import lmdb
-
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
-from kveik.tiers.disk_index import LEAST_BYTES, DiskIndex, IndexBroken, check_index
+from kveik.tiers.disk_index import ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
 from kveik.tiers.record import Encoding, RecordFormat, RecordKey
 from kveik.tiers.slots import Place, Slots
-
-LAYOUT = 1
-"""Of the folder; another one's records are thrown away."""
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _INDEX, _DAMAGED, _LOCK = "index", "index.damaged", "lock"
@@ -48,7 +44,7 @@ class FolderPlan:
 
     def bytes_on_disk(self) -> int:
         """What all files really take, with what the file system needs to find their pieces."""
-        names = (_INDEX, _DAMAGED, _LOCK, *(slots_file(group) for group in range(len(self.sizes))))
+        names = (_INDEX, beside(Path(_INDEX)).name, _DAMAGED, _LOCK, *(slots_file(group) for group in range(len(self.sizes))))
         return sum(_blocks_bytes(self.folder / name) for name in names)
 
 
@@ -56,7 +52,7 @@ class OpenFolder:
     """Everything that is opened and closed together."""
 
     def __init__(self, plan: FolderPlan) -> None:
-        """Read-only where the folder cannot be written. Raises Unreachable where another engine has it, OSError, lmdb.Error or
+        """Read-only where the folder cannot be written. Raises Unreachable where another engine has it, OSError or
         IndexBroken where it cannot be used at all.
         """
         with contextlib.ExitStack() as opened:
@@ -79,38 +75,55 @@ class OpenFolder:
         self.slots.clear()
         self.index.begin(plan.description)
 
+    def tell(self, plan: FolderPlan, put: Sequence[tuple[RecordKey, Place]], delete: Collection[RecordKey]) -> None:
+        """Bring the index up to date, before the books show what is `put`. Raises what the index raises."""
+        if self.index.bytes_after(len(put) + len(delete)) > plan.index_bytes:
+            # The books have no more of what was deleted.
+            self.index.begin(plan.description, self.slots.places())
+            delete = ()
+        self.index.change(put, delete)
+
+    def sync(self) -> None:
+        """To the disk. Raises OSError."""
+        self.files.sync()
+        self.index.sync()
+
     def _make_hole(self, group: int, slot: int) -> bool:
         return self.writable and self.files.make_hole(group, slot)
 
     def _readable_index(self, plan: FolderPlan) -> DiskIndex:
-        file, read_only = plan.folder / _INDEX, not self.writable
+        file = plan.folder / _INDEX
+        if not self.writable:
+            return DiskIndex(file, read_only=True)
+        beside(file).unlink(missing_ok=True)
         try:
-            if file.exists():
-                check_index(file)
-            return DiskIndex(file, plan.index_bytes, read_only=read_only)
-        except (lmdb.Error, IndexBroken):
-            if read_only:
-                raise
+            return DiskIndex(file)
+        except AnotherLayout:
+            file.unlink()
+        except IndexBroken:
             file.replace(plan.folder / _DAMAGED)
-            return DiskIndex(file, plan.index_bytes)
+        return DiskIndex(file)
 
     def _restore(self, plan: FolderPlan) -> None:
         """Books from the index; what they do not name is given back to the file system."""
-        if self.index.description() != plan.description:
+        if self.index.description != plan.description:
             if not self.writable:
                 raise IndexBroken("the folder can only be read, and holds records of another model")
             self.index.begin(plan.description)
         useless = [key for key, place in self._places() if not self.slots.restore(key, place)]
         if self.writable:
-            self.index.change([], useless)
+            if useless or 2 * len(self.slots) * ENTRY_BYTES < self.index.bytes_after(0):
+                # On a full disk it stays as it is: what it names besides are misses.
+                with contextlib.suppress(OSError):
+                    self.index.begin(plan.description, self.slots.places())
             for group in range(len(plan.sizes)):
                 self.files.cut(group, self.slots.end(group))
         self.slots.restored()
 
     def _places(self) -> list[tuple[RecordKey, Place]]:
-        """What the index says, as far as it can be so: slots that exist, each named once."""
+        """What the index says, as far as it can be so: slots that exist, each named once, by the latest record."""
         found: dict[tuple[int, int], tuple[RecordKey, Place]] = {}
-        for key, place in self.index.places():
+        for key, place in self.index.places().items():
             if self.slots.fits(place.group, place.bytes) and place.slot < self.files.slots(place.group):
                 found[place.group, place.slot] = (key, place)
         return list(found.values())
@@ -122,7 +135,7 @@ def described(formats: Sequence[RecordFormat]) -> bytes:
         {"fingerprint": one.fingerprint.hex(), "tokens": one.tokens, "encoding": one.encoding, "bytes": one.payload_bytes}
         for one in formats
     ]
-    return json.dumps({"layout": LAYOUT, "groups": groups}).encode()
+    return json.dumps({"groups": groups}).encode()
 
 
 def formats_in(folder: Path) -> list[RecordFormat] | None:
@@ -132,15 +145,13 @@ def formats_in(folder: Path) -> list[RecordFormat] | None:
         return None
     lock = FolderLock(folder / _LOCK, read_only=True)
     try:
-        check_index(file)
-        index = DiskIndex(file, LEAST_BYTES, read_only=True)
-        with contextlib.closing(index):
-            told = json.loads(index.description() or b"{}")
+        with contextlib.closing(DiskIndex(file, read_only=True)) as index:
+            told = json.loads(index.description or b"{}")
         return [
             RecordFormat(bytes.fromhex(one["fingerprint"]), group, one["tokens"], Encoding(one["encoding"]), one["bytes"])
             for group, one in enumerate(told["groups"])
         ]
-    except (OSError, lmdb.Error, IndexBroken, ValueError, KeyError):
+    except (OSError, IndexBroken, ValueError, KeyError):
         return None
     finally:
         lock.close()

@@ -1,38 +1,51 @@
-"""Which record lies in which slot of the files beside it: a small LMDB store, written by one thread, read whole at start.
+"""Which record lies in which slot of the files beside it: a journal, written by one thread, read whole at start.
 
-    "description"            → what the slots mean: another description, and nothing here can be used
-    group (2 bytes), key     → slot (8 bytes), bytes of the record (4 bytes)
+    head          magic with the layout's number, length and checksum of the description, the description; whole entries
+    entry, 64     checksum, put or delete, group, bytes of the record, slot, key
+    entry …       the last one that is sound holds
 
-LMDB copies pages before it changes them, and a transaction shows all at once, so a process that dies at any moment leaves an
-index that opens. LMDB maps its file and trusts what is in it; a page that points astray, or that is no longer in the file,
-would end the process. So an index is checked page by page before it is opened (in a second for half a million records), and the
-file's length before every transaction. The records themselves are never mapped.
+It is written and read as the slots are, never mapped, so that nothing that happens to the file can end the process. Every entry
+carries its checksum: one that is half-written or damaged is passed over, and as a record names itself and has a checksum,
+an entry that is missing is a miss at worst. A journal that has grown to its bound is written anew, with what holds only, beside
+the old one, and takes its place at once.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
-
-import lmdb
-from lmdb.verify import verify
 
 from kveik.tiers.record import DIGEST_BYTES, RecordKey
 from kveik.tiers.slots import PAGE_BYTES, Place
 
+LAYOUT = 2
+"""Of the folder; another one's records are thrown away."""
+
 LEAST_BYTES = 64 * PAGE_BYTES
 BYTES_PER_RECORD = 256
-"""Room for an entry of 56 bytes, in pages half empty, with the pages that a transaction copies."""
+"""Room for four entries: a journal is written anew after three changes per record."""
 
-_DESCRIPTION = b"description"
-_KEY = struct.Struct(f">H{DIGEST_BYTES}s")
-_PLACE = struct.Struct("<QI")
+_NAME = b"kveik index "
+_HEAD = struct.Struct("<16sII")
+_ENTRY = struct.Struct(f"<IBxHIQ{DIGEST_BYTES}s12x")
+ENTRY_BYTES = _ENTRY.size
+_PUT, _DELETE = 1, 2
+_LMDB = (16, b"\xde\xc0\xef\xbe")
+"""Layout 1 was a file of LMDB, whose magic stands there."""
 
 
 class IndexBroken(Exception):
     """The index cannot be used any more. Never leaves the store."""
+
+
+class AnotherLayout(IndexBroken):
+    """It is an index, and another version wrote it."""
+
+    def __init__(self) -> None:
+        super().__init__("the folder was written by another version")
 
 
 def index_bytes(records: int) -> int:
@@ -40,90 +53,139 @@ def index_bytes(records: int) -> int:
     return max(LEAST_BYTES, -(-records * BYTES_PER_RECORD // PAGE_BYTES) * PAGE_BYTES)
 
 
-def check_index(file: Path) -> None:
-    """Read every page, without LMDB. Raises IndexBroken where LMDB would trust what is wrong, and might end the process."""
-    try:
-        problems = verify(str(file), subdir=False)  # type: ignore[no-untyped-call]  # lmdb has types for its other modules only
-    except Exception as error:
-        # Made for files from anywhere; should it stumble over one all the same, that file is not sound.
-        raise IndexBroken(f"the index cannot be read ({type(error).__name__})") from error
-    if problems:
-        raise IndexBroken(f"the index is damaged: {problems[0]}")
-
-
 class DiskIndex:
     """An open index."""
 
-    def __init__(self, file: Path, bytes_most: int, *, read_only: bool = False) -> None:
-        """Raises lmdb.Error or OSError where the file cannot be opened or made."""
+    def __init__(self, file: Path, *, read_only: bool = False) -> None:
+        """Makes an empty one where there is none. Raises OSError, or IndexBroken where it does not begin as an index."""
         self._file = file
-        # The folder's lock keeps others out, and one thread writes: LMDB need not lock anything.
-        self._env = lmdb.open(
-            str(file), map_size=bytes_most, subdir=False, lock=False, readonly=read_only, create=not read_only, mode=0o644
-        )
-        self._page_bytes = self._env.stat()["psize"]
-        self._inode = file.stat().st_ino
-        self._length = self._mapped_bytes
+        self._fd = os.open(file, (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o644)
         try:
-            self._look()
-        except IndexBroken:
-            self._env.close()
+            self._description = self._head()
+            self._start = 0 if self._description is None else _whole(_HEAD.size + len(self._description))
+            self._end = max(_whole(os.fstat(self._fd).st_size), self._start)
+        except (OSError, IndexBroken):
+            self.close()
             raise
 
+    @property
     def description(self) -> bytes | None:
         """What the slots mean, as it was written down; None: nothing yet."""
-        self._look()
-        with self._env.begin() as transaction:
-            return transaction.get(_DESCRIPTION)
+        return self._description
 
-    def places(self) -> Iterator[tuple[RecordKey, Place]]:
-        """All entries that have the right sizes."""
-        self._look()
-        with self._env.begin() as transaction:
-            for key, value in transaction.cursor():
-                if len(key) == _KEY.size and len(value) == _PLACE.size:
-                    group, block = _KEY.unpack(key)
-                    yield RecordKey(group, block), Place(group, *_PLACE.unpack(value))
+    def places(self) -> dict[RecordKey, Place]:
+        """What holds, the oldest first. Raises OSError."""
+        found: dict[RecordKey, Place] = {}
+        content = _read(self._fd, self._start, self._end - self._start)
+        whole = memoryview(content)[: len(content) // ENTRY_BYTES * ENTRY_BYTES]
+        for number, (checksum, kind, group, size, slot, block) in enumerate(_ENTRY.iter_unpack(whole)):
+            if checksum != zlib.crc32(whole[number * ENTRY_BYTES + 4 : (number + 1) * ENTRY_BYTES]):
+                continue
+            key = RecordKey(group, block)
+            found.pop(key, None)
+            if kind == _PUT:
+                found[key] = Place(group, slot, size)
+        return found
+
+    def bytes_after(self, changes: int) -> int:
+        """Its size with so many changes more."""
+        return self._end + changes * ENTRY_BYTES
 
     def change(self, put: Iterable[tuple[RecordKey, Place]], delete: Iterable[RecordKey]) -> None:
-        """All of this or nothing, on the disk when it returns. Raises lmdb.Error or IndexBroken."""
+        """All of it is in the file when it returns. Raises OSError or IndexBroken."""
         self._look()
-        with self._env.begin(write=True) as transaction:
-            for key in delete:
-                transaction.delete(_KEY.pack(*key))
-            for key, place in put:
-                transaction.put(_KEY.pack(*key), _PLACE.pack(place.slot, place.bytes))
-        self._lengthen()
+        entries = [_entry(_DELETE, key, Place(key.group, 0, 0)) for key in delete]
+        entries += [_entry(_PUT, key, place) for key, place in put]
+        try:
+            _write(self._fd, b"".join(entries), self._end)
+        except OSError:
+            os.ftruncate(self._fd, self._end)
+            raise
+        self._end += len(entries) * ENTRY_BYTES
 
-    def begin(self, description: bytes) -> None:
-        """Empty, and of this description."""
-        self._look()
-        with self._env.begin(write=True) as transaction:
-            transaction.drop(self._env.open_db(txn=transaction), delete=False)
-            transaction.put(_DESCRIPTION, description)
-        self._lengthen()
+    def begin(self, description: bytes, places: Iterable[tuple[RecordKey, Place]] = ()) -> None:
+        """Of this description, with these records only, on the disk when it returns. Raises OSError; then it is as it was."""
+        head = _HEAD.pack(_magic(), len(description), zlib.crc32(description)) + description
+        content = head.ljust(_whole(len(head)), b"\0") + b"".join(_entry(_PUT, key, place) for key, place in places)
+        new = beside(self._file)
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _write(fd, content, 0)
+            os.fdatasync(fd)
+            new.replace(self._file)
+        except OSError:
+            os.close(fd)
+            new.unlink(missing_ok=True)
+            raise
+        self.close()
+        self._fd, self._description = fd, description
+        self._start, self._end = _whole(len(head)), len(content)
+
+    def sync(self) -> None:
+        """To the disk. Raises OSError."""
+        os.fdatasync(self._fd)
 
     def close(self) -> None:
-        self._env.close()
+        os.close(self._fd)
+
+    def _head(self) -> bytes | None:
+        head = os.pread(self._fd, _HEAD.size, 0)
+        if not head:
+            return None
+        if not head.startswith(_magic()):
+            at, lmdb = _LMDB
+            raise AnotherLayout if head.startswith(_NAME) or head[at:].startswith(lmdb) else IndexBroken("the index is damaged")
+        description = b""
+        if len(head) == _HEAD.size:
+            _, length, checksum = _HEAD.unpack(head)
+            description = os.pread(self._fd, min(length, LEAST_BYTES), _HEAD.size)
+        if not description or zlib.crc32(description) != checksum:
+            raise IndexBroken("the index's description is damaged")
+        return description
 
     def _look(self) -> None:
-        """The mapping must not reach beyond the file, and the file must be the one that was opened."""
+        """What is written must be found by the next start: in this file, behind what was written before."""
         try:
             found = self._file.stat()
         except OSError as error:
             raise IndexBroken("the index was removed") from error
-        if found.st_ino != self._inode:
+        if not os.path.samestat(found, os.fstat(self._fd)):
             raise IndexBroken("the index was replaced")
-        if found.st_size < self._length:
+        if found.st_size < self._end:
             raise IndexBroken("the index was cut short")
 
-    def _lengthen(self) -> None:
-        """LMDB does not write pages that it has taken and given back: the file gets the length that it may be mapped to."""
-        self._length = self._mapped_bytes
-        if self._file.stat().st_size < self._length:
-            os.truncate(self._file, self._length)
 
-    @property
-    def _mapped_bytes(self) -> int:
-        # Asked from the mapping itself, so only right after it was used.
-        return int(self._env.info()["last_pgno"] + 1) * self._page_bytes
+def beside(file: Path) -> Path:
+    """Where an index is written anew."""
+    return file.with_name(f"{file.name}.new")
+
+
+def _magic() -> bytes:
+    return (_NAME + b"%d\n" % LAYOUT).ljust(16, b"\0")
+
+
+def _whole(size: int) -> int:
+    """A size in whole entries."""
+    return -(-size // ENTRY_BYTES) * ENTRY_BYTES
+
+
+def _entry(kind: int, key: RecordKey, place: Place) -> bytes:
+    entry = _ENTRY.pack(0, kind, key.group, place.bytes, place.slot, key.block)
+    return zlib.crc32(entry[4:]).to_bytes(4, "little") + entry[4:]
+
+
+def _read(fd: int, start: int, size: int) -> bytes:
+    """Fewer bytes where the file ends."""
+    pieces, done = list[bytes](), 0
+    while done < size and (piece := os.pread(fd, size - done, start + done)):
+        pieces.append(piece)
+        done += len(piece)
+    return b"".join(pieces)
+
+
+def _write(fd: int, content: bytes, start: int) -> None:
+    """All of it, or OSError."""
+    rest = memoryview(content)
+    while rest:
+        count = os.pwrite(fd, rest, start)
+        rest, start = rest[count:], start + count

@@ -154,6 +154,11 @@ class Slots:
         with self._lock:
             return [(key, self._shelves[place.group].slot_bytes) for key, place in self._places.items()]
 
+    def places(self) -> list[tuple[RecordKey, Place]]:
+        """All records, and where each lies."""
+        with self._lock:
+            return list(self._places.items())
+
     def clear(self) -> None:
         """Forget everything, and give all memory back that nobody reads."""
         with self._lock:

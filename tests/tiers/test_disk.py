@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -95,6 +96,57 @@ def test_a_smaller_bound_after_a_restart_is_kept_too(store: DiskStore, clock: St
     assert opened.bytes_used == scanned(opened._plan.folder) <= 2 * MIB
     assert verify(opened).misses == {}
     opened.close()
+
+
+def test_the_index_shrinks_with_the_bound(tmp_path: Path, clock: StepClock) -> None:
+    store = DiskStore(tmp_path, FORMATS, 64 * MIB, clock)
+    for start in range(0, 8000, 200):
+        assert store.put_many(pairs(range(start, start + 200), 2)) == [None] * 200
+    store.close()
+    opened = DiskStore(tmp_path, FORMATS, MIB, clock)
+    assert opened.bytes_used == scanned(tmp_path) <= MIB
+    assert opened.records == opened.room_bytes // 4096
+    kept = [number for number in range(8000) if opened.probe_many([key_of(number, 2)], 0.0) == [True]]
+    assert read(opened, kept, 2) == payloads(kept, 2)
+    opened.close()
+
+
+def test_an_index_is_written_anew_before_it_outgrows_its_bound(store: DiskStore, clock: StepClock) -> None:
+    index, sizes = store._plan.folder / "index", list[int]()
+    for turn in range(120):
+        assert store.put_many(pairs(range(turn, turn + 40), 2)) == [None] * 40
+        store.delete_many([key_of(number, 2) for number in range(turn, turn + 40, 2)])
+        sizes.append(index.stat().st_size)
+    assert any(later < sooner for sooner, later in itertools.pairwise(sizes))
+    assert max(sizes) <= store._plan.index_bytes
+    before = dict(store.contents())
+    opened = again(store, clock)
+    assert dict(opened.contents()) == before
+    assert verify(opened).misses == {}
+    opened.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_index_overwritten_under_a_running_store_raises_nothing_then_or_later(
+    store: DiskStore, clock: StepClock, seed: int
+) -> None:
+    store.put_many(pairs(range(100)))
+    file, chance = store._plan.folder / "index", random.Random(seed)
+    with file.open("r+b") as opened:
+        opened.seek(chance.choice((0, 64, 512, 1 << 12)))
+        opened.write(chance.randbytes(chance.choice((1, 100, 1 << 14))))
+    for start in range(100, 200, 10):
+        store.put_many(pairs(range(start, start + 10)))
+        store.delete_many([key_of(number) for number in range(start - 60, start - 50)])
+        clock.advance(400.0)
+    kept = [number for number in range(200) if store.probe_many([key_of(number)], 0.0) == [True]]
+    assert kept
+    assert read(store, kept) == payloads(kept)
+    reopened = again(store, clock)
+    for number, found in enumerate(read(reopened, range(200))):
+        assert isinstance(found, Miss) or [found] == payloads([number])
+    assert reopened.put_many(pairs([300])) == [None]
+    reopened.close()
 
 
 def test_records_of_another_model_are_thrown_away(store: DiskStore, clock: StepClock) -> None:
@@ -265,7 +317,7 @@ ENTERING: dict[str, Callable[[DiskStore], object]] = {
 def test_a_second_thread_is_told_whom_it_meets_before_the_index_is_touched(
     store: DiskStore, enter: Callable[[DiskStore], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads in one LMDB environment may end the process."""
+    """Two threads would take the same place in the index."""
     inside, go_on, changes = threading.Event(), threading.Event(), list[str]()
     change = DiskIndex.change
 

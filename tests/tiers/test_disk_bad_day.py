@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import subprocess
 import sys
@@ -75,6 +76,28 @@ def test_a_process_killed_two_hundred_times_leaves_a_sound_store(tmp_path: Path)
         kill_and_judge(tmp_path, 1000 + seed)
 
 
+@pytest.mark.parametrize("size", [0, 64, 4096])
+def test_an_index_cut_short_while_it_is_written_ends_nobody(tmp_path: Path, size: int) -> None:
+    process, chance = writer_on(tmp_path, size), random.Random(size)
+    assert process.stdout is not None
+    for _ in range(40):
+        for _ in range(3):
+            assert process.stdout.readline()
+        time.sleep(chance.random() * 0.002)
+        os.truncate(tmp_path / "index", size)
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+    store = DiskStore(tmp_path, FORMATS, CAPACITY, StepClock())
+    assert store.trouble is None
+    assert store.put_many(pairs(range(20))) == [None] * 20
+    for group in range(3):
+        for number, found in enumerate(read(store, range(NUMBERS), group)):
+            assert isinstance(found, Miss) or [found] == payloads([number], group)
+    assert store.bytes_used == scanned(tmp_path) <= CAPACITY
+    store.close()
+
+
 def test_a_second_engine_on_the_folder_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     process = writer_on(tmp_path, 1)
     with pytest.raises(Unreachable, match=rf"process {process.pid}"):
@@ -113,6 +136,21 @@ def test_a_full_disk_stores_no_more_serves_what_it_has_and_recovers(small_disk: 
     opened = DiskStore(small_disk / "kv", FORMATS, 64 * MIB, clock)
     assert read(opened, [*kept, *range(200, 210)]) == payloads([*kept, *range(200, 210)])
     opened.close()
+
+
+@pytest.mark.parametrize("free", [0, 4096, 16384, 65536])
+def test_a_disk_that_is_full_at_the_start_is_called_so(small_disk: Path, free: int) -> None:
+    clock, other = StepClock(), small_disk / "other"
+    other.write_bytes(bytes(MIB - free))
+    store = DiskStore(small_disk / "kv", FORMATS, MIB, clock)
+    for number in range(40):
+        store.put_many(pairs([number]))
+    assert store.trouble == "the disk is full"
+    other.unlink()
+    clock.advance(PAUSE_SECONDS_MOST)
+    assert store.put_many(pairs([50])) == [None]
+    assert store.trouble is None
+    store.close()
 
 
 class FullFiles:
