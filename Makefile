@@ -37,7 +37,7 @@ dev: .venv/.installed-dev   ## the same, and what the tests need
 
 # Stamps: pip is asked again only when the requirements or the native sources have changed.
 .venv/.installed: pyproject.toml constraints.txt $(NATIVE) | .venv/bin/python
-	@echo "Installing kveik into .venv (the first time this fetches torch, which is large)"
+	@echo "Installing kveik into .venv (the first time this fetches torch, which is large, and compiles the kernels: some minutes, in silence)"
 	$(PIP) -e .
 	@touch $@
 
@@ -65,7 +65,7 @@ redis:
 		echo "There is no redis-server: tests of the remote tier are skipped" >&2
 
 # Models first, so that a slow network is seen as a progress bar and not as a test that ran out of time.
-test: dev redis  ## quick tests, style, types, import contracts: 810 MB of models at first, 10 minutes on 2 cores
+test: dev redis  ## quick tests, style, types, import contracts: 810 MB of models at first, 10 minutes on 2 cores; ARGS='tests/cli -q': some
 	for model in $(MODELS_IN_TESTS); do $(BIN)/kveik pull $$model || exit 1; done
 	$(BIN)/pytest $(ARGS)
 

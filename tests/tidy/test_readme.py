@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,13 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 MODELS = re.compile("|".join(re.escape(name) for name in sorted(CATALOGUE, key=len, reverse=True)))
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OPENAI_API_KEY": "none"}
 READY_SECONDS = 120
+KINDS = (
+    ("make ", "make"),
+    ("curl ", "curl"),
+    ("kveik serve", "serve"),
+    ("kveik bench", "bench"),
+    ("kveik cache", "cache"),
+)
 
 pytestmark = pytest.mark.model
 
@@ -37,7 +46,7 @@ def commands() -> list[str]:
 
 
 def kind_of(command: str) -> str:
-    for word, kind in (("make ", "make"), ("curl ", "curl"), ("kveik serve", "serve"), ("kveik bench", "bench")):
+    for word, kind in KINDS:
         if command.startswith(word):
             return kind
     assert re.match(r"(kveik|printf .*\| *kveik|source \.venv)\b", command), f"no test knows how to run: {command}"
@@ -110,6 +119,20 @@ def address(catalogue_file: Callable[[str], Path], tmp_path_factory: pytest.Temp
         yield url
 
 
+@pytest.fixture(scope="module")
+def kept(catalogue_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the README's server with a disk has been asked something, and has stopped."""
+    catalogue_file(DEFAULT_MODEL)
+    (command,) = (command for command in of_kind("serve") if "--kv-disk " in command)
+    folder = tmp_path_factory.mktemp("kept")
+    body = json.dumps({"prompt": "In the far north " * 20, "max_tokens": 1}).encode()
+    with serving(command, folder) as url:
+        ask = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(ask, timeout=60) as answer:
+            assert answer.status == 200
+    return folder
+
+
 def test_the_readme_shows_a_session_a_snippet_and_a_list() -> None:
     assert of_kind("curl")
     assert of_kind("kveik")
@@ -149,6 +172,13 @@ def test_the_servers_of_the_readme_start(command: str, catalogue_file: Callable[
     (tmp_path / "kveik.toml").write_text(toml, encoding="utf-8")
     with serving(small(command), tmp_path) as url:
         assert url
+
+
+@pytest.mark.parametrize("command", of_kind("cache"))
+def test_a_stopped_server_has_left_what_the_readme_looks_at(command: str, kept: Path) -> None:
+    # 80 tokens and more: at least five blocks of 16.
+    (records,) = re.findall(r"^(\d+)(?: records,| of \d+ records are sound;)", run(command, kept), re.MULTILINE)
+    assert int(records) >= 5
 
 
 @pytest.mark.slow
