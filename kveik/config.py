@@ -17,11 +17,20 @@ KV_ALIASES = {"bf16": "bfloat16", "fp8": "fp8_e4m3"}
 """Other names for types of keys and values, and whose they are."""
 
 
+LASTING_BYTES = 16 << 30
+"""What a tier that outlives the server holds, where nobody says how much."""
+
+LARGEST = (1 << 63) - 1
+"""No number of bytes, tokens or threads is beyond it, and what is below takes it for granted."""
+
+
 def _at_least(slice_: object, **minima: float) -> None:
     for name, low in minima.items():
         value = getattr(slice_, name)
         if value is not None and not value >= low:
             raise BadValue(f"--{name.replace('_', '-')} is {value}; it must be at least {low}.", param=name)
+        if isinstance(value, int) and value > LARGEST:
+            raise BadValue(f"--{name.replace('_', '-')} is {value}; it must be at most {LARGEST}.", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +105,14 @@ class CacheConfig:
     kv_disk: str | None = None
     """Folder for what pool and memory give up, and for what is worth keeping at the end. One server at a time."""
 
-    kv_disk_bytes: int = 16 << 30
-    """Bytes that the folder takes at most, with all that belongs to it."""
+    kv_disk_bytes: int | None = None
+    """Bytes that the folder takes at most, with all that belongs to it. Default: 16 GiB."""
 
     kv_remote: str | None = None
     """Address of a Valkey or Redis server that several servers share: redis://host:6379/0, or rediss:// for TLS."""
 
-    kv_remote_bytes: int = 16 << 30
-    """Bytes that this server has written there within a day at most."""
+    kv_remote_bytes: int | None = None
+    """Bytes that this server has there at most, of what it wrote within the last day, as far as it knows. Default: 16 GiB."""
 
     kv_write_policy: Literal["filtered", "write-through", "second-touch"] = "filtered"
     """When a block is written below. filtered: when the tier above gives it up and it is worth it. write-through: as soon as
@@ -122,7 +131,27 @@ class CacheConfig:
                 param="gpu_memory_utilization",
             )
         _at_least(self, kv_cache_memory_bytes=1, num_gpu_blocks_override=1, kv_ram_bytes=1, kv_disk_bytes=1, kv_remote_bytes=1)
+        self._check_places()
         self._check_below()
+
+    @property
+    def disk_bytes(self) -> int:
+        """The bound of --kv-disk, as given or by default."""
+        return LASTING_BYTES if self.kv_disk_bytes is None else self.kv_disk_bytes
+
+    @property
+    def remote_bytes(self) -> int:
+        """The bound of --kv-remote, as given or by default."""
+        return LASTING_BYTES if self.kv_remote_bytes is None else self.kv_remote_bytes
+
+    def _check_places(self) -> None:
+        """A bound without a place, or a place without a name, is a mistake that nobody would notice."""
+        for name, what in (("kv_disk", "a folder"), ("kv_remote", "an address")):
+            place, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if place is not None and not place.strip():
+                raise BadValue(f"{flag} is empty; it must be {what}.", param=name)
+            if place is None and (bound := getattr(self, f"{name}_bytes")) is not None:
+                raise BadValue(f"{flag}-bytes is {bound}, but there is no {flag} that it could bound.", param=f"{name}_bytes")
 
     def _check_below(self) -> None:
         fraction = self.hybrid_kv_cache_fraction

@@ -130,7 +130,7 @@ def plan_memory(
         ram_bytes=ram_bytes,
     )
     if blocks is None:
-        raise DoesNotFit(_why_not(plan, num_gpu_blocks_override))
+        raise DoesNotFit(_why_not(plan, num_gpu_blocks_override, hybrid_fraction or 0.0))
     return plan
 
 
@@ -163,7 +163,7 @@ def _split(layouts: Sequence[BlockLayout], max_model_len: int, chunk: int, budge
     return tuple(chosen)
 
 
-def _why_not(plan: MemoryPlan, override: int | None) -> str:
+def _why_not(plan: MemoryPlan, override: int | None, fraction: float) -> str:
     """The arithmetic, and the settings any one of which would make it fit."""
     layouts, least = plan.layouts, _needed(plan.layouts, plan.max_model_len, plan.max_chunk)
     wanted = _bytes(layouts, least)
@@ -181,11 +181,11 @@ def _why_not(plan: MemoryPlan, override: int | None) -> str:
         )
     return (
         f"One sequence of --max-model-len {plan.max_model_len} tokens needs {counts} = {wanted} bytes of keys and values. "
-        f"{arithmetic} {_remedies(plan, override, least, wanted)}"
+        f"{arithmetic} {_remedies(plan, override, fraction, least, wanted)}"
     )
 
 
-def _remedies(plan: MemoryPlan, override: int | None, least: Sequence[int], wanted: int) -> str:
+def _remedies(plan: MemoryPlan, override: int | None, fraction: float, least: Sequence[int], wanted: int) -> str:
     remedies = []
     fitting = _longest(plan, override)
     if fitting:
@@ -193,22 +193,30 @@ def _remedies(plan: MemoryPlan, override: int | None, least: Sequence[int], want
     if override is not None:
         remedies.append(f"--num-gpu-blocks-override {max(least)}, or none with --kv-cache-memory-bytes {wanted}")
         return "What would work: " + "; or ".join(remedies) + "."
-    remedies.append(f"--kv-cache-memory-bytes {wanted}")
+    whole = _whole(wanted, fraction)
+    remedies.append(f"--kv-cache-memory-bytes {whole}")
+    if fraction:
+        smaller = math.floor((1 - wanted / max(plan.budget_bytes + plan.ram_bytes, 1)) * 1000) / 1000
+        remedies += [f"--hybrid-kv-cache-fraction {smaller:g}"] if smaller > 0 else []
     if plan.source == "--gpu-memory-utilization":
-        share = (
-            math.ceil(
-                (wanted + plan.weight_bytes + plan.workspace_bytes + plan.ram_bytes) / max(1, plan.available_bytes) * 1000
-            )
-            / 1000
-        )
+        needed = whole + plan.weight_bytes + plan.workspace_bytes + (0 if fraction else plan.ram_bytes)
+        share = math.ceil(needed / max(1, plan.available_bytes) * 1000) / 1000
         if share <= 1:
             remedies.append(f"--gpu-memory-utilization {share:g}")
         else:
-            missing = wanted + plan.weight_bytes + plan.workspace_bytes + plan.ram_bytes - plan.available_bytes
-            remedies.append(f"{missing} bytes more memory with --gpu-memory-utilization 1")
-    else:
+            remedies.append(f"{needed - plan.available_bytes} bytes more memory with --gpu-memory-utilization 1")
+    elif not fraction:
+        # Blocks given outright and a share of memory exclude each other.
         remedies.append(f"--num-gpu-blocks-override {max(least)}")
     return "What would work: " + "; or ".join(remedies) + "."
+
+
+def _whole(wanted: int, fraction: float) -> int:
+    """Memory of which so much is left once this share of it lies below the pool."""
+    whole = math.ceil(wanted / (1 - fraction))
+    while (missing := wanted - (whole - int(whole * fraction))) > 0:
+        whole += math.ceil(missing / (1 - fraction))
+    return whole
 
 
 def _longest(plan: MemoryPlan, override: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from kveik.config import CacheConfig
 from kveik.engine.eviction import Shares, policy_below
 from kveik.engine.planner import ModelPlan
 from kveik.engine.transfers import BelowParts, Wake
+from kveik.errors import BadValue
 from kveik.tiers.disk import DiskStore
 from kveik.tiers.encode import Codec, Int8Rows, Raw
 from kveik.tiers.mover import Mover, Tier
@@ -75,6 +77,7 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
     if not tiers:
         return None
     for tier in tiers:
+        _check_room(setting, tier.store)
         report(_line(tier, setting.config.block_size))
     records = [_records(setting, tier) for tier in tiers]
     directory = Directory(setting.plan.spec.groups, setting.config.block_size, records)
@@ -88,7 +91,11 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
 def _asked(setting: BelowSetting) -> list[str]:
     """Names, from the nearest to the pool down."""
     config = setting.config
-    asked = {"ram": setting.plan.memory.ram_bytes, "disk": config.kv_disk, "remote": config.kv_remote}
+    asked = {
+        "ram": setting.plan.memory.ram_bytes or config.hybrid_kv_cache_fraction,
+        "disk": config.kv_disk,
+        "remote": config.kv_remote,
+    }
     return [name for name, value in asked.items() if value]
 
 
@@ -101,11 +108,29 @@ def _tier(setting: BelowSetting, name: str, clock: Clock) -> Tier:
         store = RamStore(formats, setting.plan.memory.ram_bytes, clock)
     elif name == "disk":
         assert config.kv_disk is not None
-        store = DiskStore(Path(config.kv_disk).expanduser(), formats, config.kv_disk_bytes, clock)
+        store = DiskStore(Path(config.kv_disk).expanduser(), formats, config.disk_bytes, clock)
     else:
         assert config.kv_remote is not None
-        store = RemoteStore(config.kv_remote, formats, RemoteLimits(capacity_bytes=config.kv_remote_bytes), clock)
+        store = RemoteStore(config.kv_remote, formats, RemoteLimits(capacity_bytes=config.remote_bytes), clock)
     return Tier(store=store, codecs=codecs, staging_bytes=STAGING_BYTES)
+
+
+def _check_room(setting: BelowSetting, store: Store) -> None:
+    """A tier that never holds anything is not what was asked for. Raises BadValue; the disk's store judges its own bound."""
+    least = sum(store.cost_bytes(group) for group in range(len(store.formats)))
+    if store.name == "disk" or store.room_bytes >= least:
+        return
+    needed = f"one block of every layer group takes {least} bytes there"
+    if store.name == "ram" and (fraction := setting.config.hybrid_kv_cache_fraction) is not None:
+        whole = setting.plan.memory.budget_bytes + store.room_bytes
+        raise BadValue(
+            f"--hybrid-kv-cache-fraction is {fraction:g}, which is {store.room_bytes} of {whole} bytes; {needed}: it must be "
+            f"at least {math.ceil(least / whole * 1e6) / 1e6:g}.",
+            param="hybrid_kv_cache_fraction",
+        )
+    name = f"kv_{store.name}_bytes"
+    flag = f"--{name.replace('_', '-')}"
+    raise BadValue(f"{flag} is {store.room_bytes}; {needed}: it must be at least {least}.", param=name)
 
 
 def _codec(setting: BelowSetting, layout: BlockLayout, name: str) -> Codec:

@@ -25,6 +25,13 @@ from kveik.errors import BadValue, Unreachable
 
 BLOCK_TOKENS = 512
 
+ID_BITS = 128
+
+TOKENS_MOST = (1 << 63) - 1
+
+MILLISECONDS_MOST = 1e15
+"""Thirty thousand years; beyond it a float does not tell one millisecond from the next."""
+
 Policy = Literal["lru", "hazard", "lru-plain"]
 
 
@@ -80,16 +87,34 @@ def read_trace(path: Path) -> list[TraceRequest]:
 
 def _request(line: str, number: int) -> TraceRequest:
     try:
-        row: dict[str, Any] = json.loads(line)
-        keys = tuple(int(one).to_bytes(16, "big") for one in row["hash_ids"])
-        full = min(int(row["input_length"]) // BLOCK_TOKENS, len(keys))
-        return TraceRequest(float(row["timestamp"]) / 1000, keys, full, int(row["output_length"]))
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise BadValue(
-            f"Line {number} of the trace is not a request: it must be an object with timestamp, input_length, output_length "
-            "and hash_ids.",
-            param="trace",
-        ) from error
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not row.keys() >= {"timestamp", "input_length", "output_length", "hash_ids"}:
+        raise _bad(number, "is not a request: it must be an object with timestamp, input_length, output_length and hash_ids")
+    came, ids = row["timestamp"], row["hash_ids"]
+    if type(came) not in (int, float) or not abs(came) <= MILLISECONDS_MOST:
+        raise _bad(number, f"has timestamp {_short(came)}; it must be milliseconds, a number up to {MILLISECONDS_MOST:g}")
+    for name in ("input_length", "output_length"):
+        if type(row[name]) is not int or not 0 <= row[name] <= TOKENS_MOST:
+            raise _bad(number, f"has {name} {_short(row[name])}; it must be a whole number from 0 to {TOKENS_MOST}")
+    if not isinstance(ids, list):
+        raise _bad(number, f"has hash_ids {_short(ids)}; it must be a list of whole numbers")
+    for one in ids:
+        if type(one) is not int or not 0 <= one < 1 << ID_BITS:
+            raise _bad(number, f"has {_short(one)} among its hash_ids; they must be whole numbers from 0, below 2^{ID_BITS}")
+    keys = tuple(one.to_bytes(ID_BITS // 8, "big") for one in ids)
+    return TraceRequest(came / 1000, keys, min(row["input_length"] // BLOCK_TOKENS, len(keys)), row["output_length"])
+
+
+def _bad(number: int, what: str) -> BadValue:
+    return BadValue(f"Line {number} of the trace {what}.", param="trace")
+
+
+def _short(value: object) -> str:
+    """A value, as far as it fits into a sentence."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def replay(requests: Sequence[TraceRequest], setting: ReplaySetting, seed: int) -> ReplayFigures:
@@ -101,7 +126,8 @@ def replay(requests: Sequence[TraceRequest], setting: ReplaySetting, seed: int) 
         )
     below = _below(setting, seed)
     world = Replay(
-        setting.blocks,
+        # Blocks beyond what the trace has would stay empty, and take memory.
+        min(setting.blocks, max(len({key for request in requests for key in request.keys}), 1) + longest),
         _policy(setting.policy, seed, by_pool=not below),
         beside=0 if setting.inside else longest,
         below=below,

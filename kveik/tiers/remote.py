@@ -18,10 +18,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from kveik.clock import Clock
 from kveik.errors import BadValue, Unsupported
+from kveik.tiers.address import client_address, shown
 from kveik.tiers.record import VERSION, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.store import Direct, Use
 
@@ -29,9 +29,6 @@ redis: Any = None
 with contextlib.suppress(ImportError):
     # An extra: `pip install kveik[remote]`.
     redis = importlib.import_module("redis")
-
-_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
-"""Other names for the schemes that the client knows."""
 
 BATCH_BYTES = 4 << 20
 """In flight at once, so that a deadline is looked at between two batches."""
@@ -64,13 +61,13 @@ class RemoteStore:
         """
         self.capacity_bytes = limits.capacity_bytes
         self.trouble: str | None = None
-        self.address = shown(url)
-        """The address without user and password."""
         self._limits = limits
         self._clock = clock
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self._prefixes = [_prefix(one) for one in formats]
-        self._client = _connect(url, limits.timeout_seconds)
+        self._client = _connect(client_address(url), limits.timeout_seconds)
+        self.address = shown(url)
+        """The address without user and password."""
         self._lock = threading.Lock()
         self._written: OrderedDict[RecordKey, tuple[float, int]] = OrderedDict()
         """When each expires, and its bytes; the first to expire first."""
@@ -188,21 +185,13 @@ class RemoteStore:
                 self._bytes -= size
 
 
-def shown(url: str) -> str:
-    """An address as it may be logged: without user, password and options."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return f"{parts.scheme}://{host}{'' if parts.port is None else f':{parts.port}'}{parts.path}"
-
-
 def _connect(url: str, timeout_seconds: float) -> Any:
     """A client, which connects when it is used."""
     if redis is None:
         raise Unsupported("The remote tier needs the package redis: pip install 'kveik[remote]'.")
-    scheme, separator, rest = url.partition("://")
     try:
         return redis.Redis.from_url(
-            _SCHEMES.get(scheme, scheme) + separator + rest,
+            url,
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
             socket_read_size=1 << 20,
@@ -211,7 +200,7 @@ def _connect(url: str, timeout_seconds: float) -> Any:
         )
     except ValueError:
         # Its message holds the address, and that may hold a password.
-        raise BadValue("The remote tier's address must look like redis://host:6379/0, rediss:// for TLS.") from None
+        raise BadValue("The client takes no address like that of --kv-remote.", param="kv_remote") from None
 
 
 def _prefix(form: RecordFormat) -> bytes:

@@ -137,6 +137,33 @@ def test_a_share_of_memory_that_is_proposed_works() -> None:
     assert plan(**arguments, gpu_memory_utilization=share).concurrency >= 1
 
 
+@pytest.mark.parametrize("fraction", [0.3, 0.98, 0.999999])
+@pytest.mark.parametrize("given", [{"available_bytes": 2 * GIB}, {"kv_cache_memory_bytes": 300 << 20}], ids=["share", "bytes"])
+def test_where_a_share_lies_below_the_pool_every_number_that_is_proposed_leaves_enough(
+    fraction: float, given: dict[str, int]
+) -> None:
+    arguments = {"max_model_len": 131072, **given}
+    with pytest.raises(DoesNotFit) as refused:
+        plan(**arguments, hybrid_fraction=fraction)
+    message = refused.value.message
+    (count,) = numbers(message, "--kv-cache-memory-bytes")
+    assert plan(**{**arguments, "kv_cache_memory_bytes": int(count)}, hybrid_fraction=fraction).concurrency >= 1
+    with pytest.raises(DoesNotFit):
+        plan(**{**arguments, "kv_cache_memory_bytes": int(count * 0.999)}, hybrid_fraction=fraction)
+    assert not numbers(message, "--num-gpu-blocks-override")
+
+
+def test_a_share_below_the_pool_and_a_share_of_memory_that_are_proposed_work() -> None:
+    arguments = {"max_model_len": 8192, "available_bytes": 4 * GIB}
+    with pytest.raises(DoesNotFit) as refused:
+        plan(**arguments, gpu_memory_utilization=0.4, hybrid_fraction=0.7)
+    message = refused.value.message
+    (fraction,) = numbers(message, "--hybrid-kv-cache-fraction")
+    assert plan(**arguments, gpu_memory_utilization=0.4, hybrid_fraction=fraction).concurrency >= 1
+    (share,) = numbers(message, "--gpu-memory-utilization")
+    assert plan(**arguments, gpu_memory_utilization=share, hybrid_fraction=0.7).concurrency >= 1
+
+
 def test_too_few_blocks_given_outright_are_refused_with_the_number_that_works() -> None:
     with pytest.raises(DoesNotFit) as refused:
         plan(num_gpu_blocks_override=50, max_model_len=801)

@@ -269,3 +269,22 @@ def test_the_memory_for_keys_and_values_can_be_divided_by_one_number(model: str)
 def test_tiers_without_prefix_caching_are_refused() -> None:
     with pytest.raises(BadValue, match="--enable-prefix-caching"):
         CacheConfig(enable_prefix_caching=False, kv_ram_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        ({"kv_ram_bytes": 100}, "--kv-ram-bytes is 100; .* at least {least}"),
+        ({"kv_remote": "redis://127.0.0.1:1/0", "kv_remote_bytes": 1}, "--kv-remote-bytes is 1; .* at least {least}"),
+        ({"hybrid_kv_cache_fraction": 1e-9}, "--hybrid-kv-cache-fraction is 1e-09, .* at least [0-9.e-]+[0-9]"),
+    ],
+    ids=["ram", "remote", "fraction"],
+)
+def test_a_tier_that_would_hold_nothing_is_refused_with_what_would_do(model: str, cache: dict[str, object], said: str) -> None:
+    memory: dict[str, object] = {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 24}
+    with pytest.raises(BadValue, match=said.format(least="[0-9]+")) as refused:
+        opened(model, **memory, **cache)
+    least = float(refused.value.message.rstrip(".").rpartition(" ")[2])
+    name = refused.value.param
+    assert name is not None
+    opened(model, **memory, **cache | {name: least if name.endswith("fraction") else int(least)}).close()

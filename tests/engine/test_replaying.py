@@ -39,6 +39,36 @@ def test_what_is_no_request_is_refused_with_its_line(tmp_path: Path, line: str) 
         read_trace(path)
 
 
+@pytest.mark.parametrize(
+    ("good", "bad", "what"),
+    [
+        ("1500", "NaN", "timestamp NaN"),
+        ("1500", "1e400", "timestamp Infinity"),
+        ("1500", '"1500"', "timestamp"),
+        ("1030", "1e30", "input_length 1e[+]30"),
+        ("1030", "-1", "input_length -1"),
+        ("7", "-7", "output_length -7"),
+        ("7", "true", "output_length true"),
+        ("[3, 4, 9]", "7", "hash_ids 7"),
+        ("9]", f"{1 << 128}]", "340282366920938463463374607431768211456 among its hash_ids"),
+        ("9]", "1.5]", "1.5 among its hash_ids"),
+    ],
+)
+def test_a_value_that_none_can_be_is_refused_with_its_name(tmp_path: Path, good: str, bad: str, what: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(LINE + LINE.replace(good, bad))
+    with pytest.raises(BadValue, match=f"Line 2 of the trace has {what}"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("policy", ["hazard", "lru", "lru-plain"])
+def test_more_blocks_than_there_are_contents_change_nothing(policy: Policy) -> None:
+    requests = read_trace(TRACE)[:200]
+    enough = len({key for one in requests for key in one.keys}) + 1000
+    ratios = [replay(requests, ReplaySetting(blocks=blocks, policy=policy), 0).hit_ratio for blocks in (enough, 10**21)]
+    assert ratios[0] == ratios[1] > 0
+
+
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"not packed"])
 def test_what_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / ("trace.jsonl.gz" if content == b"not packed" else "trace.jsonl")

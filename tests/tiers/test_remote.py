@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kveik.clock import StepClock
-from kveik.errors import BadValue
 from kveik.tiers.record import Encoding, Miss, Refusal
-from kveik.tiers.remote import RemoteLimits, RemoteStore, shown
+from kveik.tiers.remote import RemoteLimits, RemoteStore
 from kveik.tiers.store import verify
 from tests.tiers.records import FORMATS, format_of, key_of, pairs, payloads, read
 from tests.tiers.redis_server import Server, running
@@ -176,10 +175,3 @@ def test_nobody_listening_is_trouble_and_no_more() -> None:
     store.delete_many([key_of(1)])
     store.clear()
     store.close()
-
-
-def test_an_address_that_is_none_is_refused_without_repeating_it() -> None:
-    with pytest.raises(BadValue) as refused:
-        RemoteStore("http://user:s3cret@host", FORMATS, LIMITS, StepClock())
-    assert "s3cret" not in refused.value.message
-    assert shown("rediss://user:s3cret@host:6380/2?ssl_ca_certs=x") == "rediss://host:6380/2"
