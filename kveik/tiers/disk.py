@@ -21,6 +21,7 @@ from kveik.errors import Unreachable
 from kveik.tiers.alone import Alone
 from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, formats_in
 from kveik.tiers.disk_index import IndexBroken, index_bytes
+from kveik.tiers.disk_owner import check_owner
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
 from kveik.tiers.store import Direct, Use
@@ -37,12 +38,15 @@ class DiskStore:
     name = "disk"
 
     def __init__(self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
-        """`formats`: per group. Raises Unreachable where another engine has the folder; what else is wrong is `trouble`."""
+        """`formats`: per group. Raises Unreachable where another engine or somebody else's files have the folder; what else is
+        wrong is `trouble`.
+        """
         self.capacity_bytes = capacity_bytes
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self.trouble: str | None = None
         self._clock = clock
         self._plan = _plan(folder, formats, capacity_bytes)
+        check_owner(folder)
         self._folder: OpenFolder | None = None
         self._reading = threading.Lock()
         """Held while files are read, and while they are closed."""

@@ -97,32 +97,49 @@ class SlotFiles:
 
 
 class FolderLock:
-    """Held as long as the process lives, or until `close`; gone with the process, however it ends."""
+    """Held as long as the process lives, or until `close`; gone with the process, however it ends.
+
+    It is on the folder, which keeps it when the file is removed, and on the file, for file systems that cannot lock folders.
+    """
 
     def __init__(self, file: Path, *, read_only: bool = False) -> None:
         """Raises Unreachable where another engine has the folder, OSError where there can be no lock."""
-        self._fd: int | None = None
-        if read_only and not file.exists():
-            # Nobody can write there, so nobody needs to be kept out.
-            return
-        self._fd = os.open(file, (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o644)
+        self._fds: list[int] = []
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            self._lock(os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), file)
+            if read_only and not file.exists():
+                # Nobody can write there, so nobody needs to be kept out.
+                return
+            fd = os.open(file, (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o644)
+            self._lock(fd, file)
+            if not read_only:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except (OSError, Unreachable):
             self.close()
+            raise
+
+    def _lock(self, fd: int, file: Path) -> None:
+        self._fds.append(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(file)
             raise Unreachable(
                 f"The folder for cached blocks is in use by another engine (process {holder}); give every engine its own."
             ) from error
-        if not read_only:
-            try:
-                os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
-            except OSError:
-                self.close()
+        except OSError:
+            # Over a network a folder cannot be locked, because it cannot be opened for writing; the file can.
+            if len(self._fds) > 1:
                 raise
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def _holder(file: Path) -> str:
+    try:
+        return file.read_bytes()[:20].decode("ascii", "replace").strip() or "unknown"
+    except OSError:
+        return "unknown"

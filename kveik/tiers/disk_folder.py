@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
 from kveik.tiers.disk_index import ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
+from kveik.tiers.disk_owner import foreign_file
 from kveik.tiers.record import Encoding, RecordFormat, RecordKey
 from kveik.tiers.slots import Place, Slots
 
@@ -57,6 +59,8 @@ class OpenFolder:
         """
         with contextlib.ExitStack() as opened:
             self.writable = _can_be_written(plan.folder)
+            if self.writable and foreign_file(plan.folder):
+                raise IndexBroken("the folder holds files of others")
             self._lock = FolderLock(plan.folder / _LOCK, read_only=not self.writable)
             opened.callback(self._lock.close)
             self.index = self._readable_index(plan)
@@ -159,16 +163,13 @@ def formats_in(folder: Path) -> list[RecordFormat] | None:
 
 def _can_be_written(folder: Path) -> bool:
     """Whether files can be made there; makes the folder. Raises OSError where it is no folder that can be had."""
-    probe = folder / "probe"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
     except OSError as error:
         if error.errno in READ_ONLY and folder.is_dir():
             return False
         raise
-    return True
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _blocks_bytes(file: Path) -> int:

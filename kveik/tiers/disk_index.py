@@ -133,8 +133,7 @@ class DiskIndex:
         if not head:
             return None
         if not head.startswith(_magic()):
-            at, lmdb = _LMDB
-            raise AnotherLayout if head.startswith(_NAME) or head[at:].startswith(lmdb) else IndexBroken("the index is damaged")
+            raise AnotherLayout if _is_ours(head) else IndexBroken("the index is damaged")
         description = b""
         if len(head) == _HEAD.size:
             _, length, checksum = _HEAD.unpack(head)
@@ -155,9 +154,22 @@ class DiskIndex:
             raise IndexBroken("the index was cut short")
 
 
+def is_index(file: Path) -> bool:
+    """Whether it begins as an index of any version. Raises OSError."""
+    if not file.exists():
+        return False
+    with file.open("rb") as opened:
+        return _is_ours(opened.read(_HEAD.size))
+
+
 def beside(file: Path) -> Path:
     """Where an index is written anew."""
     return file.with_name(f"{file.name}.new")
+
+
+def _is_ours(head: bytes) -> bool:
+    at, lmdb = _LMDB
+    return head.startswith(_NAME) or head[at:].startswith(lmdb)
 
 
 def _magic() -> bytes:

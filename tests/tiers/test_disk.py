@@ -298,6 +298,45 @@ def test_a_folder_without_a_store_is_left_alone(tmp_path: Path, clock: StepClock
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("names", [["notes"], ["probe", "lock", "index", "records-0"], ["index"], ["records-0", "lock"]])
+def test_a_folder_with_files_of_others_is_refused_by_name_and_left_as_it_was(
+    tmp_path: Path, clock: StepClock, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("precious" * 5000)
+    with pytest.raises(Unreachable, match=rf"{tmp_path} .*{min(names)}.*--kv-disk"):
+        DiskStore(tmp_path, FORMATS, 4 * MIB, clock)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(names)
+    assert all((tmp_path / name).read_text() == "precious" * 5000 for name in names)
+
+
+@pytest.mark.parametrize("missing", ["index", "lock", "records-0", "lock records-1"])
+def test_a_folder_of_ours_is_known_when_part_of_it_is_gone(store: DiskStore, clock: StepClock, missing: str) -> None:
+    store.put_many(pairs(range(9)))
+    store.close()
+    for name in missing.split():
+        (store._plan.folder / name).unlink()
+    (store._plan.folder / "probe").write_text("somebody else's")
+    opened = again(store, clock)
+    assert opened.records == (0 if missing in ("index", "records-0") else 9)
+    assert opened.put_many(pairs([20])) == [None]
+    assert (store._plan.folder / "probe").read_text() == "somebody else's"
+    opened.close()
+
+
+def test_what_somebody_puts_in_the_place_of_a_removed_folder_is_left_alone(store: DiskStore, clock: StepClock) -> None:
+    folder = store._plan.folder
+    store.put_many(pairs(range(9)))
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "index").write_text("precious")
+    for _ in range(3):
+        assert store.put_many(pairs([20])) != [None]
+        clock.advance(400.0)
+    assert store.trouble == "the folder holds files of others"
+    assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("index", "precious")]
+
+
 def test_records_that_cost_no_more_than_the_room_all_fit(store: DiskStore) -> None:
     stored = store.put_many(pairs(range(1000)))
     fit = store.room_bytes // store.cost_bytes(0)

@@ -115,6 +115,17 @@ def test_a_second_store_in_the_same_process_is_refused_too(tmp_path: Path) -> No
     store.close()
 
 
+def test_a_lock_that_is_removed_under_a_running_engine_keeps_others_out_all_the_same(tmp_path: Path) -> None:
+    process = writer_on(tmp_path, 1)
+    (tmp_path / "lock").unlink()
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="in use"):
+            DiskStore(tmp_path, FORMATS, MIB, StepClock())
+    process.kill()
+    process.communicate()
+    DiskStore(tmp_path, FORMATS, MIB, StepClock()).close()
+
+
 def test_a_full_disk_stores_no_more_serves_what_it_has_and_recovers(small_disk: Path) -> None:
     clock = StepClock()
     store = DiskStore(small_disk / "kv", FORMATS, 64 * MIB, clock)
