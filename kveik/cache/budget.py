@@ -69,13 +69,13 @@ class MemoryPlan:
         """The plan, one printable line per fact."""
         groups = tuple(
             f"  group {number}: {len(layout.group.layers)} layers, {_window(layout)}, {count} blocks × "
-            f"{_amount(layout.block_bytes)} = {_amount(count * layout.block_bytes)}"
+            f"{amount(layout.block_bytes)} = {amount(count * layout.block_bytes)}"
             for number, (layout, count) in enumerate(zip(self.layouts, self.blocks, strict=True))
         )
         return (
-            f"memory available {_amount(self.available_bytes)} × {self.utilization:g}, weights {_amount(self.weight_bytes)}, "
-            f"workspace {_amount(self.workspace_bytes)}",
-            f"key/value blocks {_amount(self.cache_bytes)} of {_amount(self.budget_bytes)} ({self.source}), "
+            f"memory available {amount(self.available_bytes)} × {self.utilization:g}, weights {amount(self.weight_bytes)}, "
+            f"workspace {amount(self.workspace_bytes)}",
+            f"key/value blocks {amount(self.cache_bytes)} of {amount(self.budget_bytes)} ({self.source}), "
             f"{self.layouts[0].block_size} tokens each",
             *groups,
             f"room for {self.concurrency:.1f} sequences of {self.max_model_len} tokens (--max-model-len), "
@@ -238,7 +238,7 @@ def _window(layout: BlockLayout) -> str:
     return "full attention" if layout.group.window is None else f"window {layout.group.window}"
 
 
-def _amount(count: int) -> str:
+def amount(count: int) -> str:
     """Bytes, readable."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

@@ -123,7 +123,8 @@ def verify(
     with _store(path) as store:
         report = verify_store(store, forget=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
-    typer.echo(f"{report.sound:,} of {report.records:,} records are sound{reasons}; {report.bytes:,} bytes read")
+    removed = f"; {report.removed:,} removed" if forget else ""
+    typer.echo(f"{report.sound:,} of {report.records:,} records are sound{reasons}; {report.bytes:,} bytes read{removed}")
     if report.misses:
         raise typer.Exit(1)
 

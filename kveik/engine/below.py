@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kveik.cache.budget import amount
 from kveik.cache.cost import Costs, LoadCost, PrefillCost
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.tier import TierRecords, TierSpec
@@ -22,18 +24,23 @@ from kveik.engine.planner import ModelPlan
 from kveik.engine.transfers import BelowParts, Wake
 from kveik.errors import BadValue
 from kveik.tiers.disk import DiskStore
+from kveik.tiers.disk_folder import check_folder
 from kveik.tiers.encode import Codec, Int8Rows, Raw
 from kveik.tiers.mover import Mover, Tier
 from kveik.tiers.ram import RamStore
-from kveik.tiers.record import RecordFormat
-from kveik.tiers.remote import RemoteLimits, RemoteStore
+from kveik.tiers.record import Encoding, RecordFormat
+from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address
 from kveik.tiers.store import Store
+
+log = logging.getLogger(__name__)
 
 STAGING_BYTES = 32 << 20
 """Memory in front of each tier, for blocks that wait to be written."""
 
 LASTING, FOREIGN = frozenset({"disk", "remote"}), frozenset({"remote"})
 """Tiers that outlive the process, and those in which others write too."""
+
+_STORED = {Encoding.RAW: "raw", Encoding.INT8: "as int8"}
 
 PRIORS = {"ram": (1e-4, 3e-10), "disk": (1e-3, 1e-9), "remote": (3e-3, 5e-9)}
 """Seconds per load and byte, before a tier has been used."""
@@ -67,6 +74,17 @@ class BelowSetting:
         return hashlib.sha256(encode_parts(parts)).digest()
 
 
+def check_below(config: CacheConfig) -> None:
+    """What can be said of tiers before a model is loaded for them.
+
+    Raises BadValue, Unsupported, or Unreachable where another engine has the disk's folder.
+    """
+    if config.kv_remote:
+        check_address(config.kv_remote)
+    if config.kv_disk:
+        check_folder(Path(config.kv_disk).expanduser())
+
+
 def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None]) -> BelowParts | None:
     """The tiers, without threads yet; None where none is asked for. `report` gets a line for each.
 
@@ -79,6 +97,8 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
     for tier in tiers:
         _check_room(setting, tier.store)
         report(_line(tier, setting.config.block_size))
+        if tier.store.trouble:
+            log.warning("The tier %s does not serve as it should: %s.", tier.store.name, tier.store.trouble)
     records = [_records(setting, tier) for tier in tiers]
     directory = Directory(setting.plan.spec.groups, setting.config.block_size, records)
     for number, tier in enumerate(tiers):
@@ -163,9 +183,9 @@ def _records(setting: BelowSetting, tier: Tier) -> TierRecords:
 def _line(tier: Tier, block_size: int) -> str:
     store = tier.store
     blocks = store.room_bytes // sum(store.cost_bytes(group) for group in range(len(store.formats)))
-    found = f", {store.records} records found there" if store.records else ""
-    trouble = f"; {store.trouble}" if store.trouble else ""
+    found = f"; {store.records:,} records found there" if store.records else ""
+    stored = _STORED[tier.codecs[0].encoding]
     return (
-        f"tier {store.name}: at most {store.capacity_bytes} bytes, {blocks} blocks or {blocks * block_size} tokens as "
-        f"{tier.codecs[0].encoding.name.lower()}, and {tier.staging_bytes} bytes for what waits to be written{found}{trouble}"
+        f"tier {store.name}: at most {amount(store.capacity_bytes)}, {blocks:,} blocks or {blocks * block_size:,} tokens "
+        f"stored {stored}, and {amount(tier.staging_bytes)} for what waits to be written{found}"
     )

@@ -17,7 +17,7 @@ from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
 from kveik.engine.accounts import tier_facts
-from kveik.engine.below import BelowSetting, open_below
+from kveik.engine.below import BelowSetting, check_below, open_below
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
@@ -106,6 +106,7 @@ def open_engine(
     path = find_model(config.model.model)
     if path is None:
         raise Unreachable(f"The model '{config.model.model}' is not here; fetch it with: kveik pull {config.model.model}")
+    check_below(config.cache)
     native.use_environment()
     available = memory_available(ROOT).bytes
     file = open_model(path)

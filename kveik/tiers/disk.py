@@ -11,7 +11,6 @@ it tries again. A folder that can only be read is read.
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from kveik.clock import Clock
 from kveik.errors import Unreachable
 from kveik.tiers.alone import Alone
-from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, formats_in
+from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, formats_in, in_words
 from kveik.tiers.disk_index import IndexBroken, index_bytes
 from kveik.tiers.disk_owner import check_owner
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
@@ -184,7 +183,7 @@ class DiskStore:
         try:
             yield
         except OSError as error:
-            self._suffer(_in_words(error))
+            self._suffer(in_words(error))
         except IndexBroken as error:
             self._suffer(str(error))
             self._leave()
@@ -254,9 +253,3 @@ def _read_direct(folder: OpenFolder, place: Place, number: int, direct: Direct, 
         return False
     direct.end(number, header)
     return True
-
-
-def _in_words(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full"
-    return error.strerror or type(error).__name__

@@ -12,18 +12,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kveik.errors import BadValue, Unreachable
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
 from kveik.tiers.disk_index import ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
 from kveik.tiers.disk_owner import foreign_file
 from kveik.tiers.record import Encoding, RecordFormat, RecordKey
 from kveik.tiers.slots import Place, Slots
 
+log = logging.getLogger(__name__)
+
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.ENFILE, errno.EMFILE)
+"""What may be wrong with a folder today and right tomorrow; all else is for whoever named it to put right."""
+
 _INDEX, _DAMAGED, _LOCK = "index", "index.damaged", "lock"
 
 
@@ -104,8 +111,9 @@ class OpenFolder:
             return DiskIndex(file)
         except AnotherLayout:
             file.unlink()
-        except IndexBroken:
+        except IndexBroken as error:
             file.replace(plan.folder / _DAMAGED)
+            log.warning("The index of %s is damaged, kept as %s; its records are dropped (%s).", plan.folder, _DAMAGED, error)
         return DiskIndex(file)
 
     def _restore(self, plan: FolderPlan) -> None:
@@ -113,6 +121,8 @@ class OpenFolder:
         if self.index.description != plan.description:
             if not self.writable:
                 raise IndexBroken("the folder can only be read, and holds records of another model")
+            if self.index.description is not None:
+                log.warning("%s holds records of another model or setting; they are dropped.", plan.folder)
             self.index.begin(plan.description)
         useless = [key for key, place in self._places() if not self.slots.restore(key, place)]
         if self.writable:
@@ -143,22 +153,67 @@ def described(formats: Sequence[RecordFormat]) -> bytes:
 
 
 def formats_in(folder: Path) -> list[RecordFormat] | None:
-    """The formats that a folder was written with, per group; None: it holds nothing that can be read."""
+    """The formats that a folder was written with, per group; None: it holds nothing. Raises Unreachable if it is damaged."""
     file = folder / _INDEX
     if not file.exists():
         return None
     lock = FolderLock(folder / _LOCK, read_only=True)
     try:
         with contextlib.closing(DiskIndex(file, read_only=True)) as index:
-            told = json.loads(index.description or b"{}")
+            description = index.description
+        if description is None:
+            return None
+        told = json.loads(description)
         return [
             RecordFormat(bytes.fromhex(one["fingerprint"]), group, one["tokens"], Encoding(one["encoding"]), one["bytes"])
             for group, one in enumerate(told["groups"])
         ]
-    except (OSError, IndexBroken, ValueError, KeyError):
-        return None
+    except OSError as error:
+        raise Unreachable(f"The index of {folder} cannot be read: {in_words(error)}.") from error
+    except (IndexBroken, ValueError, KeyError) as error:
+        raise Unreachable(
+            f"The index of {folder} is damaged, so none of its records can be found. A server that starts there keeps it as "
+            f"{_DAMAGED} and begins anew."
+        ) from error
     finally:
         lock.close()
+
+
+def check_folder(folder: Path) -> None:
+    """Raises BadValue where a folder can never serve as it was named, Unreachable where another engine has it.
+
+    A disk that is full or fails is no such reason, nor that records which are there can only be read.
+    """
+    try:
+        if _can_be_written(folder):
+            _check_files(folder)
+        elif not os.access(folder / _INDEX, os.R_OK):
+            raise PermissionError(errno.EACCES, "there is no right to write there, and nothing to read")
+        FolderLock(folder / _LOCK, read_only=True).close()
+    except Unreachable as error:
+        raise Unreachable(f"--kv-disk {folder}: {error.message}") from error
+    except OSError as error:
+        if error.errno not in TROUBLE:
+            raise BadValue(f"--kv-disk {folder} {_why_not(folder, error)}.", param="kv_disk") from error
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    if os.path.isfile(folder):  # noqa: PTH113  # pathlib's raises where the folder around it cannot be entered
+        return "is a file, not a folder"
+    return f"cannot be {'used' if os.path.isdir(folder) else 'made'}: {in_words(error)}"  # noqa: PTH112  # for the same reason
+
+
+def _check_files(folder: Path) -> None:
+    for file in (folder / _INDEX, folder / _LOCK, *folder.glob(slots_file(0).replace("0", "*"))):
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, f"there is no right to read and write the file {file.name} in it")
+
+
+def in_words(error: OSError) -> str:
+    """What went wrong, without the path."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    return error.strerror or type(error).__name__
 
 
 def _can_be_written(folder: Path) -> bool:

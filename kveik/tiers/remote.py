@@ -185,10 +185,15 @@ class RemoteStore:
                 self._bytes -= size
 
 
+def check_address(url: str) -> None:
+    """Raises BadValue for an address that is none, Unsupported without the client's package. Connects to nobody."""
+    _connect(url, 1.0).close()
+
+
 def _connect(url: str, timeout_seconds: float) -> Any:
     """A client, which connects when it is used."""
     if redis is None:
-        raise Unsupported("The remote tier needs the package redis: pip install 'kveik[remote]'.")
+        raise Unsupported("--kv-remote needs the package redis: pip install 'kveik[remote]'.")
     try:
         return redis.Redis.from_url(
             url,

@@ -48,7 +48,9 @@ class Store(Protocol):
 
     @property
     def bytes_used(self) -> int:
-        """What the records really take, with all that is needed around them. Never above `capacity_bytes`."""
+        """What it takes: records, what is needed around them, and room of forgotten ones that is kept for the next. Never above
+        `capacity_bytes`.
+        """
         ...
 
     @property
@@ -104,6 +106,9 @@ class Report:
     misses: Counter[Miss]
     """Records that would not be used, by reason."""
 
+    removed: int = 0
+    """Of those, deleted."""
+
     @property
     def sound(self) -> int:
         return self.records - sum(self.misses.values())
@@ -116,9 +121,10 @@ def verify(store: Store, *, batch: int = 64, forget: bool = False) -> Report:
     for start in range(0, len(found), batch):
         keys = [key for key, _ in found[start : start + batch]]
         misses |= _misses(store, keys)
+    before = store.records
     if forget and misses:
         store.delete_many(list(misses))
-    return Report(len(found), sum(size for _, size in found), Counter(misses.values()))
+    return Report(len(found), sum(size for _, size in found), Counter(misses.values()), before - store.records)
 
 
 def _misses(store: Store, keys: Sequence[RecordKey]) -> dict[RecordKey, Miss]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,11 @@ def test_a_disks_folder_is_listed_verified_and_cleared(capsys: pytest.CaptureFix
     content[200] ^= 1
     slots.write_bytes(content)
     assert run(["cache", "verify", str(tmp_path), "--forget"]) == 1
-    assert "4 of 5 records are sound, 1 damaged" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "4 of 5 records are sound, 1 damaged" in shown
+    assert "1 removed" in shown
+    assert run(["cache", "verify", str(tmp_path)]) == 0
+    assert "removed" not in capsys.readouterr().out
     assert run(["cache", "clear", str(tmp_path)]) == 0
     assert "4 records removed" in capsys.readouterr().out
     assert run(["cache", "ls", str(tmp_path)]) == 0
@@ -75,3 +80,19 @@ def test_a_folder_in_use_or_without_a_store_is_refused(capsys: pytest.CaptureFix
         assert run(["cache", "clear", str(tmp_path / folder)]) != 0
         assert "folder" in capsys.readouterr().err
     store.close()
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_a_damaged_index_is_called_damaged_and_left_as_it_is(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_store(tmp_path).close()
+    noise = random.Random(1).randbytes(40_000)
+    (tmp_path / "index").write_bytes(noise)
+    records = (tmp_path / "records-0").read_bytes()
+    assert run(["cache", command, str(tmp_path)]) == 1
+    shown = capsys.readouterr().err
+    assert "index" in shown
+    assert "is damaged" in shown
+    assert (tmp_path / "index").read_bytes() == noise
+    assert (tmp_path / "records-0").read_bytes() == records

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from kveik.config import CacheConfig, StreamConfig
+from kveik.config import CacheConfig, EngineConfig, ModelConfig, StreamConfig
+from kveik.engine import build
 from kveik.engine.accounts import reset_cache
 from kveik.engine.llm import LLM
 from kveik.engine.loop import EngineLoop
-from kveik.errors import BadValue, Unreachable
+from kveik.errors import BadValue, KveikError, Unreachable, Unsupported
 from kveik.observe.events import RequestAdmitted
 from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
+from kveik.tiers import remote
 from kveik.tiers.record import Miss, RecordKey
 from kveik.tiers.store import Direct, Use
 from tests.engine.tiered import metric, opened, read, transfers
@@ -288,3 +291,30 @@ def test_a_tier_that_would_hold_nothing_is_refused_with_what_would_do(model: str
     name = refused.value.param
     assert name is not None
     opened(model, **memory, **cache | {name: least if name.endswith("fraction") else int(least)}).close()
+
+
+@pytest.mark.parametrize(
+    ("cache", "kind"),
+    [({"kv_disk": "/proc/kv"}, BadValue), ({"kv_remote": "nowhere"}, BadValue), ({"kv_remote": "redis://a"}, Unsupported)],
+)
+def test_tiers_that_cannot_be_are_refused_before_a_model_is_read(
+    model: str, cache: dict[str, object], kind: type[KveikError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_model(path: Path) -> None:
+        pytest.fail("the model is read")
+
+    monkeypatch.setattr(build, "open_model", read_model)
+    if kind is Unsupported:
+        monkeypatch.setattr(remote, "redis", None)
+    with pytest.raises(kind, match="--kv-disk /proc/kv" if "kv_disk" in cache else "remote"):
+        opened(model, **cache)
+
+
+def test_a_tier_says_at_start_what_it_holds_in_units(model: str, tmp_path: Path) -> None:
+    sizes = {"kv_disk_bytes": 1 << 30, "kv_ram_bytes": 1 << 20}
+    config = CacheConfig(num_gpu_blocks_override=40, kv_disk=str(tmp_path / "disk"), **sizes)
+    lines: list[str] = []
+    LLM(EngineConfig(model=ModelConfig(model=model, max_model_len=256), cache=config), lines.append).close()
+    ram, disk = (line for line in lines if line.startswith("tier "))
+    assert re.match(r"tier ram: at most 1\.0 MiB, [\d,]+ blocks or [\d,]+ tokens stored as int8, and 32\.0 MiB for what", ram)
+    assert re.match(r"tier disk: at most 1\.0 GiB, [\d,]+ blocks or [\d,]+ tokens stored raw, and 32\.0 MiB for what", disk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import subprocess
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.errors import Unreachable
+from kveik.errors import BadValue, Unreachable
 from kveik.tiers.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.tiers.disk_files import SlotFiles
+from kveik.tiers.disk_folder import check_folder
 from kveik.tiers.record import Miss, RecordKey, Refusal
 from kveik.tiers.store import verify
 from tests.tiers.disk_writer import CAPACITY, NUMBERS
@@ -246,3 +248,58 @@ def expect_nothing_from(store: DiskStore, numbers: Sequence[int]) -> None:
     store.clear()
     assert list(store.contents()) == []
     assert store.records == 0
+
+
+def test_a_folder_that_can_never_be_one_is_refused_by_its_name(tmp_path: Path) -> None:
+    file, loop = tmp_path / "file", tmp_path / "loop"
+    file.write_text("x")
+    loop.symlink_to(loop)
+    unmade = (file / "kv", Path("/proc/kv"), loop)
+    wrong = {file: "is a file, not a folder", **dict.fromkeys(unmade, "cannot be made")}
+    for folder, why in wrong.items():
+        with pytest.raises(BadValue, match=f"--kv-disk {folder} {why}"):
+            check_folder(folder)
+
+
+def test_a_folder_that_is_missing_empty_or_full_of_records_is_not_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "some" / "where"
+    check_folder(folder)
+    check_folder(folder)
+    store = DiskStore(folder, FORMATS, MIB, StepClock())
+    store.put_many(pairs(range(5)))
+    with pytest.raises(Unreachable, match=f"--kv-disk {folder}.*in use"):
+        check_folder(folder)
+    store.close()
+    check_folder(folder)
+    store = DiskStore(folder, FORMATS, MIB, StepClock())
+    assert read(store, range(5)) == payloads(range(5))
+    store.close()
+
+
+def test_a_folder_that_can_only_be_read_is_refused_only_where_it_holds_nothing(small_disk: Path) -> None:
+    store = DiskStore(small_disk / "kv", FORMATS, MIB, StepClock())
+    store.put_many(pairs(range(5)))
+    store.close()
+    (small_disk / "empty").mkdir()
+    remount(small_disk, "ro")
+    check_folder(small_disk / "kv")
+    for name in ("empty", "missing"):
+        with pytest.raises(BadValue, match=f"--kv-disk {small_disk / name}"):
+            check_folder(small_disk / name)
+
+
+def test_a_folder_on_a_full_disk_is_not_refused(small_disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "other").write_bytes(bytes(2 << 20))
+    check_folder(small_disk / "kv")
+
+
+def test_a_damaged_index_is_told_once_with_where_it_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    DiskStore(tmp_path, FORMATS, MIB, StepClock()).close()
+    assert caplog.messages == []
+    (tmp_path / "index").write_bytes(random.Random(1).randbytes(40_000))
+    for _ in range(2):
+        DiskStore(tmp_path, FORMATS, MIB, StepClock()).close()
+    (told,) = caplog.records
+    assert told.levelno == logging.WARNING
+    assert told.getMessage().startswith(f"The index of {tmp_path} is damaged, kept as index.damaged; its records are dropped")
