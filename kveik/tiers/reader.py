@@ -128,14 +128,14 @@ class Reader:
         return part.bytes, self._finish(start, failed=failed)
 
     def _probe(self, probe: Probe) -> None:
-        start, failed = self._begin(), False
+        start = self._begin()
         try:
-            found = tuple(self.store.probe_many(probe.keys, probe.deadline))
+            found = self.store.probe_many(probe.keys, probe.deadline)
         except Exception:
             self._tally.erred()
-            found, failed = (False,) * len(probe), True
-        self._finish(start, failed=failed)
-        self._tell(Probed(self.store.name, probe.job, probe.keys, found))
+            found = (None,) * len(probe)
+        self._finish(start, failed=None in found)
+        self._tell(Probed(self.store.name, probe.job, probe.keys, tuple(one is True for one in found)))
 
     def _begin(self) -> float:
         now = self._clock.now()

@@ -76,8 +76,8 @@ class Store(Protocol):
         """
         ...
 
-    def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool]:
-        """Which of these are there, as far as can be said before the deadline."""
+    def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> Sequence[bool | None]:
+        """Which of these are there, as far as can be said before the deadline. None: the store failed to say."""
         ...
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
