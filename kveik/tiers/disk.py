@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kveik.clock import Clock
-from kveik.errors import Unreachable
+from kveik.errors import DoesNotFit, Unreachable
 from kveik.tiers.alone import Alone
 from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, formats_in, in_words
 from kveik.tiers.disk_index import IndexBroken, index_bytes
@@ -37,8 +37,8 @@ class DiskStore:
     name = "disk"
 
     def __init__(self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
-        """`formats`: per group. Raises Unreachable where another engine or somebody else's files have the folder; what else is
-        wrong is `trouble`.
+        """`formats`: per group. Raises DoesNotFit, or Unreachable where another engine or other files have the folder;
+        what else is wrong is `trouble`.
         """
         self.capacity_bytes = capacity_bytes
         self.formats: Sequence[RecordFormat] = tuple(formats)
@@ -235,12 +235,28 @@ def store_at(folder: Path, clock: Clock) -> DiskStore:
 
 
 def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:
-    """The capacity holds the slots, a page for the lock, and two indices, for one may be kept aside
-    or written anew."""
+    """Raises DoesNotFit where not one block has room."""
     sizes = tuple(slot_bytes(one.record_bytes) for one in formats)
+    if _room(capacity_bytes, sizes) < sum(sizes):
+        raise DoesNotFit(
+            f"--kv-disk-bytes {capacity_bytes} is too little for one block of {sum(sizes)} bytes and the index of the folder; "
+            f"at least {_least(sizes)} would work."
+        )
     index = index_bytes(capacity_bytes // min(sizes))
-    slots = max(capacity_bytes - 2 * index - PAGE_BYTES, 0)
-    return FolderPlan(folder, sizes, slots, index, described(formats))
+    return FolderPlan(folder, sizes, _room(capacity_bytes, sizes), index, described(formats))
+
+
+def _room(capacity_bytes: int, sizes: Sequence[int]) -> int:
+    """For slots: what is left beside a page for the lock, and two indices, for one may be kept aside or written anew."""
+    return capacity_bytes - 2 * index_bytes(capacity_bytes // min(sizes)) - PAGE_BYTES
+
+
+def _least(sizes: Sequence[int]) -> int:
+    """Bytes that suffice for one block. An index grows by less than half a slot per slot, so this ends."""
+    least = 0
+    while (missing := sum(sizes) - _room(least, sizes)) > 0:
+        least += missing
+    return least
 
 
 def _read_direct(folder: OpenFolder, place: Place, number: int, direct: Direct, header: memoryview) -> bool:

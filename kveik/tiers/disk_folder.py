@@ -21,7 +21,7 @@ from pathlib import Path
 from kveik.errors import BadValue, Unreachable
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
 from kveik.tiers.disk_index import ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
-from kveik.tiers.disk_owner import foreign_file
+from kveik.tiers.disk_owner import check_owner, foreign_file
 from kveik.tiers.record import Encoding, RecordFormat, RecordKey
 from kveik.tiers.slots import Place, Slots
 
@@ -50,6 +50,11 @@ class FolderPlan:
 
     description: bytes
     """What the records are of. A folder with another description is emptied: its bound is for one model at a time."""
+
+    @property
+    def damaged_bytes(self) -> int:
+        """The bound on a damaged index that is kept; as much is left for one that is being written anew."""
+        return self.index_bytes // 2
 
     def bytes_on_disk(self) -> int:
         """What all files really take, with what the file system needs to find their pieces."""
@@ -106,14 +111,21 @@ class OpenFolder:
         file = plan.folder / _INDEX
         if not self.writable:
             return DiskIndex(file, read_only=True)
-        beside(file).unlink(missing_ok=True)
+        _tidy(plan)
         try:
             return DiskIndex(file)
         except AnotherLayout:
+            log.warning("%s holds records that another version has written; they are dropped.", plan.folder)
             file.unlink()
         except IndexBroken as error:
-            file.replace(plan.folder / _DAMAGED)
-            log.warning("The index of %s is damaged, kept as %s; its records are dropped (%s).", plan.folder, _DAMAGED, error)
+            # A file of any size may have been put there; larger than the room for it, it is of no use to anybody.
+            keep = _blocks_bytes(file) <= plan.damaged_bytes
+            kept = f"kept as {_DAMAGED}" if keep else "too large to keep within the bound, so removed"
+            log.warning("The index of %s is damaged, %s; its records are dropped (%s).", plan.folder, kept, error)
+            if keep:
+                file.replace(plan.folder / _DAMAGED)
+            else:
+                file.unlink()
         return DiskIndex(file)
 
     def _restore(self, plan: FolderPlan) -> None:
@@ -184,6 +196,7 @@ def check_folder(folder: Path) -> None:
 
     A disk that is full or fails is no such reason, nor that records which are there can only be read.
     """
+    check_owner(folder)
     try:
         if _can_be_written(folder):
             _check_files(folder)
@@ -214,6 +227,17 @@ def in_words(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
     return error.strerror or type(error).__name__
+
+
+def _tidy(plan: FolderPlan) -> None:
+    """Remove what is left of before: an index half written, one kept under a larger bound, slots of groups now gone."""
+    beside(plan.folder / _INDEX).unlink(missing_ok=True)
+    if _blocks_bytes(plan.folder / _DAMAGED) > plan.damaged_bytes:
+        (plan.folder / _DAMAGED).unlink()
+    ours = {slots_file(group) for group in range(len(plan.sizes))}
+    for file in plan.folder.glob("records-*"):
+        if file.name not in ours and file.name.removeprefix("records-").isdecimal():
+            file.unlink()
 
 
 def _can_be_written(folder: Path) -> bool:
