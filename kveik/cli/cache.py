@@ -105,7 +105,7 @@ PathOfStore = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a s
 @app.command(name="ls", cls=Command, context_settings=WIDTH)
 def list_(path: PathOfStore) -> None:
     """Tell what a --kv-disk folder holds, by layer group. Its server must be stopped."""
-    with _store(path) as store:
+    with _store(path, read_only=True) as store:
         groups: dict[int, list[int]] = {}
         for key, size in store.contents():
             groups.setdefault(key.group, []).append(size)
@@ -120,7 +120,7 @@ def verify(
     forget: Annotated[bool, typer.Option("--forget", help="Remove records that would not be used.")] = False,
 ) -> None:
     """Read and check every record of a --kv-disk folder; ends with code 1 where one would not be used."""
-    with _store(path) as store:
+    with _store(path, read_only=not forget) as store:
         report = verify_store(store, forget=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
     removed = f"; {report.removed:,} removed" if forget else ""
@@ -141,8 +141,8 @@ def clear(path: PathOfStore) -> None:
 
 
 @contextlib.contextmanager
-def _store(path: Path) -> Iterator[DiskStore]:
-    store = store_at(path.expanduser(), SystemClock())
+def _store(path: Path, *, read_only: bool = False) -> Iterator[DiskStore]:
+    store = store_at(path.expanduser(), SystemClock(), read_only=read_only)
     try:
         yield store
     finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kveik.clock import Clock
@@ -36,7 +37,9 @@ class DiskStore:
 
     name = "disk"
 
-    def __init__(self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock, *, read_only: bool = False
+    ) -> None:
         """`formats`: per group. Raises DoesNotFit, or Unreachable where another engine or other files have the folder;
         what else is wrong is `trouble`.
         """
@@ -44,7 +47,7 @@ class DiskStore:
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self.trouble: str | None = None
         self._clock = clock
-        self._plan = _plan(folder, formats, capacity_bytes)
+        self._plan = replace(_plan(folder, formats, capacity_bytes), read_only=read_only)
         check_owner(folder)
         self._folder: OpenFolder | None = None
         self._reading = threading.Lock()
@@ -223,15 +226,18 @@ class DiskStore:
         self._owed.clear()
 
 
-def store_at(folder: Path, clock: Clock) -> DiskStore:
+def store_at(folder: Path, clock: Clock, *, read_only: bool = False) -> DiskStore:
     """The store in a folder as an engine left it, with the formats that it wrote: to list, verify or clear it.
 
-    Raises Unreachable where there is none, or where an engine has it.
+    `read_only`: whatever is found there, nothing of it is changed. Raises Unreachable where there is none, where it is damaged,
+    of another version, or where an engine has it.
     """
     formats = formats_in(folder)
     if formats is None:
         raise Unreachable("The folder holds no cached blocks.")
-    return DiskStore(folder, formats, 2 * sum(file.stat().st_size for file in folder.iterdir()) + (1 << 30), clock)
+    files = sum(file.stat().st_size for file in folder.iterdir())
+    bytes_most = 2 * (files + sum(slot_bytes(one.record_bytes) for one in formats)) + (1 << 30)
+    return DiskStore(folder, formats, bytes_most, clock, read_only=read_only)
 
 
 def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:

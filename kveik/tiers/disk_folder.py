@@ -9,6 +9,7 @@ records-N        slots of layer group N
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import errno
 import json
@@ -22,7 +23,7 @@ from kveik.errors import BadValue, Unreachable
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
 from kveik.tiers.disk_index import ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
 from kveik.tiers.disk_owner import check_owner, foreign_file
-from kveik.tiers.record import Encoding, RecordFormat, RecordKey
+from kveik.tiers.record import DIGEST_BYTES, Encoding, RecordFormat, RecordKey
 from kveik.tiers.slots import Place, Slots
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ class FolderPlan:
     description: bytes
     """What the records are of. A folder with another description is emptied: its bound is for one model at a time."""
 
+    read_only: bool = False
+    """Whether nothing there may change, though it could."""
+
     @property
     def damaged_bytes(self) -> int:
         """The bound on a damaged index that is kept; as much is left for one that is being written anew."""
@@ -70,7 +74,7 @@ class OpenFolder:
         IndexBroken where it cannot be used at all.
         """
         with contextlib.ExitStack() as opened:
-            self.writable = _can_be_written(plan.folder)
+            self.writable = not plan.read_only and _can_be_written(plan.folder)
             if self.writable and foreign_file(plan.folder):
                 raise IndexBroken("the folder holds files of others")
             self._lock = FolderLock(plan.folder / _LOCK, read_only=not self.writable)
@@ -164,6 +168,25 @@ def described(formats: Sequence[RecordFormat]) -> bytes:
     return json.dumps({"groups": groups}).encode()
 
 
+def _formats(description: bytes) -> list[RecordFormat]:
+    """Raises ValueError where no store has written this."""
+    try:
+        groups = json.loads(description)["groups"]
+        formats = [_format(number, **one) for number, one in enumerate(groups)]
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError("not a description") from error
+    if not formats or described(formats) != description:
+        raise ValueError("not as it is written")
+    return formats
+
+
+def _format(number: int, *, fingerprint: str, tokens: int, encoding: int, bytes: int) -> RecordFormat:
+    digest = binascii.unhexlify(fingerprint)
+    if len(digest) != DIGEST_BYTES or not 0 < bytes < 1 << 32:
+        raise ValueError("not a format")
+    return RecordFormat(digest, number, tokens, Encoding(encoding), bytes)
+
+
 def formats_in(folder: Path) -> list[RecordFormat] | None:
     """The formats that a folder was written with, per group; None: it holds nothing. Raises Unreachable if it is damaged."""
     file = folder / _INDEX
@@ -173,16 +196,15 @@ def formats_in(folder: Path) -> list[RecordFormat] | None:
     try:
         with contextlib.closing(DiskIndex(file, read_only=True)) as index:
             description = index.description
-        if description is None:
-            return None
-        told = json.loads(description)
-        return [
-            RecordFormat(bytes.fromhex(one["fingerprint"]), group, one["tokens"], Encoding(one["encoding"]), one["bytes"])
-            for group, one in enumerate(told["groups"])
-        ]
+        return None if description is None else _formats(description)
+    except AnotherLayout as error:
+        raise Unreachable(
+            f"The folder {folder} was written by another version of kveik, and only that one can list, verify or clear it. A "
+            "server of this version that starts there empties it."
+        ) from error
     except OSError as error:
         raise Unreachable(f"The index of {folder} cannot be read: {in_words(error)}.") from error
-    except (IndexBroken, ValueError, KeyError) as error:
+    except (IndexBroken, ValueError) as error:
         raise Unreachable(
             f"The index of {folder} is damaged, so none of its records can be found. A server that starts there keeps it as "
             f"{_DAMAGED} and begins anew."

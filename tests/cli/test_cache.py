@@ -96,3 +96,16 @@ def test_a_damaged_index_is_called_damaged_and_left_as_it_is(
     assert "is damaged" in shown
     assert (tmp_path / "index").read_bytes() == noise
     assert (tmp_path / "records-0").read_bytes() == records
+
+
+def test_a_folder_of_another_version_is_told_by_every_command_and_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_store(tmp_path).close()
+    index = tmp_path / "index"
+    index.write_bytes(index.read_bytes().replace(b"kveik index 2", b"kveik index 3"))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    for command in (["ls"], ["verify"], ["verify", "--forget"], ["clear"]):
+        assert run(["cache", *command, str(tmp_path)]) != 0
+        assert "another version" in capsys.readouterr().err.replace("\n", " ")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.errors import DoesNotFit
-from kveik.tiers.disk import DiskStore
+from kveik.errors import DoesNotFit, Unreachable
+from kveik.tiers.disk import DiskStore, store_at
+from kveik.tiers.disk_index import DiskIndex
+from kveik.tiers.store import verify
 from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
 from tests.tiers.test_disk import MIB, scanned
 
@@ -67,4 +69,80 @@ def test_a_bound_that_holds_no_block_is_refused_with_the_least_that_works(tmp_pa
         assert store.probe_many([key_of(1, group)], 0.0) == [True]
         assert read(store, [1], group) == payloads([1], group)
     assert scanned(tmp_path / "kv") <= int(least)
+    store.close()
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {file.name: (file.read_bytes(), file.stat().st_blocks) for file in folder.iterdir()}
+
+
+def test_whoever_only_looks_changes_nothing(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    store.put_many(pairs(range(40)))
+    store.delete_many([key_of(number) for number in range(5, 40)])
+    store.close()
+    with (tmp_path / "records-0").open("ab") as file:
+        file.write(bytes(100_000))
+    (tmp_path / "records-7").write_text("of a larger model")
+    before = content(tmp_path)
+    found = store_at(tmp_path, StepClock(), read_only=True)
+    assert found.records == 5
+    assert verify(found, forget=True).misses == {}
+    assert read(found, range(5)) == payloads(range(5))
+    found.clear()
+    found.close()
+    assert content(tmp_path) == before
+
+
+FORMER = bytes(16) + b"\xde\xc0\xef\xbe" + bytes(8172)
+
+
+@pytest.mark.parametrize("head", [b"kveik index 3\n\0\0\1", FORMER], ids=["later", "former"])
+def test_a_folder_of_another_version_is_refused_to_who_looks_and_emptied_by_a_server(tmp_path: Path, head: bytes) -> None:
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    store.put_many(pairs(range(9)))
+    store.close()
+    (tmp_path / "index").write_bytes(head + (tmp_path / "index").read_bytes()[len(head) :])
+    before = content(tmp_path)
+    for read_only in (True, False):
+        with pytest.raises(Unreachable, match="written by another version"):
+            store_at(tmp_path, StepClock(), read_only=read_only)
+    assert content(tmp_path) == before
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    assert (store.records, store.trouble) == (0, None)
+    assert store.put_many(pairs([1])) == [None]
+    assert not (tmp_path / "index.damaged").exists()
+    store.close()
+
+
+ODD = [
+    "[]", "null", "5", '"groups"', "{}", '{"groups": 5}', '{"groups": []}', '{"groups": ["x"]}', '{"groups": [{}]}', "{",
+    '{"groups": [{"fingerprint": "ab", "tokens": 16, "encoding": 0, "bytes": 100}]}',
+    f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 0, "bytes": -5000}}]}}',
+    f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 0, "bytes": 1e400}}]}}',
+    f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 0, "bytes": "x"}}]}}',
+    f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 99, "bytes": 100}}]}}',
+    f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 0, "bytes": 100, "more": 1}}]}}',
+    "\x00",
+    "[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("description", ODD, ids=lambda odd: odd[:50])
+def test_an_odd_description_is_a_damaged_index_to_who_looks_and_another_model_to_a_server(
+    tmp_path: Path, description: str
+) -> None:
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    store.put_many(pairs(range(9)))
+    store.close()
+    index = DiskIndex(tmp_path / "index")
+    index.begin(description.encode(), list(index.places().items()))
+    index.close()
+    before = content(tmp_path)
+    with pytest.raises(Unreachable, match="damaged"):
+        store_at(tmp_path, StepClock())
+    assert content(tmp_path) == before
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    assert (store.records, store.trouble) == (0, None)
+    assert store.put_many(pairs([1])) == [None]
     store.close()
