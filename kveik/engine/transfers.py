@@ -29,7 +29,8 @@ LOST = frozenset({Miss.ABSENT, Miss.TORN, Miss.FOREIGN, Miss.DAMAGED})
 """What is not worth asking for again."""
 
 COMPARE_SECONDS = 60.0
-"""At least between two comparisons of a store with what is known of it."""
+"""At least between two comparisons of a store with what is known of it; and so long nothing is offered to a shared one that was
+full."""
 
 
 class PoolMemory:
@@ -100,6 +101,8 @@ class Transfers:
         """Take note of what has ended, and of what comes too late. Before every plan."""
         now, below = self._clock.now(), self._scheduler.below
         self._take_completions(now)
+        shared = [number for number, tier in enumerate(self.parts.directory.tiers) if not tier.spec.ours]
+        self.parts.directory.closed = frozenset(number for number in shared if self._is_full(number, now))
         for job in below.due(now):
             # What has come is of use, though not all of it has.
             came = self.parts.mover.cancel(job)
@@ -232,10 +235,18 @@ class Transfers:
     def _compare(self, tier: int) -> None:
         """A store is full where there should be room: after trouble it may have what was given up for lost."""
         records, now = self.parts.directory.tiers[tier], self._clock.now()
-        if records.spec.ours and now >= self._compared[tier] + COMPARE_SECONDS:
+        if now >= self._compared[tier] + COMPARE_SECONDS:
             self._compared[tier] = now
+            if not records.spec.ours:
+                # What others wrote is there by right.
+                return
             contents = self.parts.stores[tier].contents()
             self._forget(tier, [key for key, _ in contents if not records.holds(key.block)])
+
+    def _is_full(self, tier: int, now: float) -> bool:
+        """Whether a tier in which we make no room by deleting would refuse what it is offered, or did so a moment ago."""
+        store, largest = self.parts.stores[tier], max(self.parts.directory.tiers[tier].spec.record_bytes)
+        return store.bytes_used + largest > store.room_bytes or now < self._compared[tier] + COMPARE_SECONDS
 
     def _loaded(self, one: Loaded) -> None:
         numbers = self._fetches[one.job]

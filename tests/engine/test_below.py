@@ -318,3 +318,24 @@ def test_a_tier_says_at_start_what_it_holds_in_units(model: str, tmp_path: Path)
     ram, disk = (line for line in lines if line.startswith("tier "))
     assert re.match(r"tier ram: at most 1\.0 MiB, [\d,]+ blocks or [\d,]+ tokens stored as int8, and 32\.0 MiB for what", ram)
     assert re.match(r"tier disk: at most 1\.0 GiB, [\d,]+ blocks or [\d,]+ tokens stored raw, and 32\.0 MiB for what", disk)
+
+
+def test_a_shared_server_that_takes_no_more_keeps_what_is_known_to_be_there(model: str) -> None:
+    with running() as server:
+        llm = opened(model, kv_remote=server.url, kv_remote_bytes=1 << 20, kv_write_policy="write-through")
+        chance, tiers = random.Random(5), transfers(llm)
+
+        def ask(count: int) -> int:
+            """So many new prompts; the records known to be there afterwards."""
+            for _ in range(count):
+                llm.generate([[chance.randrange(3, 100) for _ in range(200)]], GREEDY)
+                tiers.parts.mover.drain(llm.loaded.engine.clock.now() + 60)
+                llm.loaded.engine.attend()
+            return sum(one.groups.bit_count() for one in tiers.parts.directory.tiers[0].records())
+
+        while not tiers.parts.directory.closed:
+            ask(1)
+        known = ask(1)
+        assert ask(10) == known > 100
+        assert len(list(tiers.parts.stores[0].contents())) >= known
+        llm.close()

@@ -31,6 +31,9 @@ class Directory:
         self._groups = tuple(groups)
         self._block_size = block_size
         self._orders: list[Order] = []
+        self.closed: frozenset[int] = frozenset()
+        """Tiers whose stores take nothing at the moment: what they are known to have does not go for what would be refused."""
+
         self.block_of: Callable[[int, Key], int] | None = None
         """Which block of the pool has a group's record, as long as the pool has it: set by whoever has the pool."""
 
@@ -79,6 +82,8 @@ class Directory:
 
     def _offer_to(self, number: int, source: int | None, gone: Sequence[Gone], now: float) -> list[Gone]:
         """What it does not take."""
+        if number in self.closed:
+            return list(gone)
         answer = self.tiers[number].offer(gone, now)
         # They are copied further down before they are removed, and removed before their room is needed.
         self._offer(number + 1, number, answer.victims, now)
