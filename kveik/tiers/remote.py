@@ -68,7 +68,7 @@ class RemoteStore:
         self._clock = clock
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self._prefixes = [_prefix(one) for one in formats]
-        self._client = _connect(client_address(url), limits.timeout_seconds)
+        self._client = _connect(url, limits.timeout_seconds)
         self.address = shown(url)
         """The address without user and password."""
         self._written = Written(limits.ttl_seconds)
@@ -260,7 +260,7 @@ def _connect(url: str, timeout_seconds: float) -> Any:
         raise Unsupported("--kv-remote needs the package redis: pip install 'kveik[remote]'.")
     try:
         return redis.Redis.from_url(
-            url,
+            client_address(url),
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
             socket_read_size=1 << 20,

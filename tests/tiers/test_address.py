@@ -7,7 +7,7 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import BadValue
 from kveik.tiers.address import client_address, shown
-from kveik.tiers.remote import RemoteLimits, RemoteStore
+from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address
 from tests.tiers.records import FORMATS, pairs, payloads, read
 from tests.tiers.redis_server import running
 
@@ -45,6 +45,7 @@ BAD = {
 @pytest.mark.parametrize("url", GOOD)
 def test_a_good_address_is_passed_on_as_the_client_knows_it(url: str) -> None:
     assert client_address(url) == GOOD[url]
+    check_address(url)
 
 
 @pytest.mark.parametrize("url", BAD)
@@ -55,6 +56,9 @@ def test_an_address_that_would_not_work_is_refused_with_what_is_wrong_with_it(ur
     assert "--kv-remote" in refused.value.message
     assert refused.value.param == "kv_remote"
     assert "s3cret" not in refused.value.message
+    with pytest.raises(BadValue) as at_start:
+        check_address(url)
+    assert at_start.value.message == refused.value.message
 
 
 def test_what_is_shown_of_an_address_has_no_user_no_password_and_no_options() -> None:
