@@ -100,7 +100,7 @@ def test_a_smaller_bound_after_a_restart_is_kept_too(store: DiskStore, clock: St
 
 def test_the_index_shrinks_with_the_bound(tmp_path: Path, clock: StepClock) -> None:
     store = DiskStore(tmp_path, FORMATS, 64 * MIB, clock)
-    for start in range(0, 8000, 200):
+    for start in [*range(0, 8000, 200)] * 2:
         assert store.put_many(pairs(range(start, start + 200), 2)) == [None] * 200
     store.close()
     opened = DiskStore(tmp_path, FORMATS, MIB, clock)

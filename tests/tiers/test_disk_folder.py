@@ -12,6 +12,7 @@ from kveik.clock import StepClock
 from kveik.errors import DoesNotFit, Unreachable
 from kveik.tiers.disk import DiskStore, store_at
 from kveik.tiers.disk_index import DiskIndex
+from kveik.tiers.record import RecordKey
 from kveik.tiers.store import verify
 from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
 from tests.tiers.test_disk import MIB, scanned
@@ -124,6 +125,7 @@ ODD = [
     f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 99, "bytes": 100}}]}}',
     f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 0, "bytes": 100, "more": 1}}]}}',
     "\x00",
+    f'{{"groups": [{{"fingerprint": "{"ab" * 32}", "tokens": 16, "encoding": 0, "bytes": 100}}], "more": 1}}',
     "[" * 100_000,
 ]  # fmt: skip
 
@@ -146,3 +148,20 @@ def test_an_odd_description_is_a_damaged_index_to_who_looks_and_another_model_to
     assert (store.records, store.trouble) == (0, None)
     assert store.put_many(pairs([1])) == [None]
     store.close()
+
+
+def test_a_damaged_entry_of_the_index_costs_its_own_record_alone(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    store.put_many(pairs(range(20)))
+    store.close()
+    index = tmp_path / "index"
+    content, found = bytearray(index.read_bytes()), set[frozenset[RecordKey]]()
+    for at in range(len(content) - 20 * 64, len(content), 64):
+        damaged = bytearray(content)
+        damaged[at + 30] ^= 1
+        index.write_bytes(damaged)
+        looked = store_at(tmp_path, StepClock(), read_only=True)
+        found.add(frozenset({key_of(number) for number in range(20)} - set(dict(looked.contents()))))
+        assert looked.records == 19
+        looked.close()
+    assert found == {frozenset({key_of(number)}) for number in range(20)}
