@@ -38,6 +38,7 @@ from kveik.model.spec import ModelSpec
 from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
+from kveik.observe.tier_log import log_tiers
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
 from kveik.text.chat import ChatTemplate, chat_template_from_folder, chat_template_from_gguf
@@ -253,7 +254,8 @@ def _join(
     )
     metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
     bus.subscribe(metrics.listen)
-    transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock)
+    bus.subscribe(log_tiers)
+    transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock, bus.publish)
     engine = Engine(scheduler, executor, clock, Recorder(bus, scheduler), seed=config.stream.seed, transfers=transfers)
     if below is not None:
         below.mover.start()

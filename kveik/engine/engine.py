@@ -104,6 +104,11 @@ class Engine:
         deadline = self.scheduler.below.deadline if self._stalled else None
         return 0.0 if deadline is None else max(0.0, deadline - self.clock.now())
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether it is to attend soon although nothing runs: something may have to be told of a tier."""
+        return self.transfers is not None and self.transfers.unsettled
+
     def add(self, request: Request) -> tuple[int, ...]:
         """Queue all choices of a request. Returns their sequence ids, in the order of the choices.
 

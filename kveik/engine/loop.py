@@ -201,7 +201,7 @@ class EngineLoop:
             return self._mailbox.get(timeout=1.0)
         except queue.Empty:
             self._check_when_idle()
-            return self._mailbox.get()
+            return Nudge() if self._engine.unsettled else self._mailbox.get()
 
     def _check_when_idle(self) -> None:
         now = time.monotonic()

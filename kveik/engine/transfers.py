@@ -18,6 +18,8 @@ from kveik.cache.cost import Costs
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer, around_copies
 from kveik.clock import Clock
+from kveik.engine.watch import TierWatch
+from kveik.observe.events import Event
 from kveik.schedule.plan import StepPlan
 from kveik.schedule.scheduler import Scheduler
 from kveik.tiers.mover import Mover
@@ -27,6 +29,9 @@ from kveik.tiers.tally import Loaded, Probed, Spilled
 
 LOST = frozenset({Miss.ABSENT, Miss.TORN, Miss.FOREIGN, Miss.DAMAGED})
 """What is not worth asking for again."""
+
+DAMAGED = LOST - {Miss.ABSENT}
+"""What is there, and not what was written."""
 
 COMPARE_SECONDS = 60.0
 """At least between two comparisons of a store with what is known of it; and so long nothing is offered to a shared one that was
@@ -78,7 +83,15 @@ class BelowParts:
 class Transfers:
     """One engine's dealings with its tiers."""
 
-    def __init__(self, parts: BelowParts, scheduler: Scheduler, memory: PoolMemory, clock: Clock) -> None:
+    def __init__(
+        self,
+        parts: BelowParts,
+        scheduler: Scheduler,
+        memory: PoolMemory,
+        clock: Clock,
+        publish: Callable[[Event], None],
+    ) -> None:
+        """`publish` gets what becomes of the tiers, seldom enough for a log."""
         self.parts = parts
         self.wake = parts.wake
         self._scheduler = scheduler
@@ -86,6 +99,7 @@ class Transfers:
         self._clock = clock
         self._groups = len(scheduler.ledger.usage)
         self._names = [store.name for store in parts.stores]
+        self._watch = TierWatch(self._names, publish)
         self._fetches: dict[int, Mapping[tuple[str, RecordKey], int]] = {}
         """Job -> its fetches' numbers, until the answers have come."""
 
@@ -112,6 +126,11 @@ class Transfers:
         for number, keys in self._owed.items():
             if keys and self.parts.mover.delete(self._names[number], keys):
                 self._owed[number] = []
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether there may be something to tell of a tier soon, though none has anything to say."""
+        return self._watch.unsettled or self.parts.mover.busy
 
     def carry_out(self, copy: Callable[[], object] = lambda: None) -> None:
         """All that was decided, in order: after every plan, before anything is written into the pool.
@@ -155,6 +174,7 @@ class Transfers:
                 budget = (budget or min(mover.room(name) for name in self._names)) - 1
             self._carry_out(one)
         mover.drain(deadline)
+        self._look(self._clock.now(), last=True)
         mover.close()
 
     def _carry_out(self, one: Transfer) -> None:
@@ -219,6 +239,11 @@ class Transfers:
             for sample in self.parts.mover.samples(name):
                 if not sample.writing:
                     self.parts.costs.tiers[name].observe(sample.bytes, sample.seconds, now)
+        self._look(now)
+
+    def _look(self, now: float, *, last: bool = False) -> None:
+        for name in self._names:
+            self._watch.look(name, self.parts.mover.hindrances(name), now, last=last)
 
     def _spilled(self, one: Spilled) -> None:
         tier, directory = self._names.index(one.tier), self.parts.directory
@@ -249,6 +274,7 @@ class Transfers:
         return store.bytes_used + largest > store.room_bytes or now < self._compared[tier] + COMPARE_SECONDS
 
     def _loaded(self, one: Loaded) -> None:
+        self._watch.count_damaged(one.tier, sum(miss in DAMAGED for miss in one.misses))
         numbers = self._fetches[one.job]
         for key, miss in zip(one.keys, one.misses, strict=True):
             number = numbers[one.tier, key]

@@ -214,6 +214,31 @@ class StreamOverrun:
     """A reader was too slow for its buffer; its request was aborted."""
 
 
+@dataclass(frozen=True, slots=True)
+class TierChanged:
+    """Something of a tier below the pool cannot be used any more, or can again. Seldom enough for a log: what comes and goes
+    more quickly is told together."""
+
+    tier: str
+    hindrances: Mapping[str, str]
+    """What is wrong with `reading`, `writing` and the `store`, in words; nothing: all is well."""
+
+    worse: bool
+    """Whether anything is wrong that was not"""
+
+    faults: int
+    """How often something went wrong since this was last told"""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsDamaged:
+    """Records of a tier are not what was written there. At most once a minute for each tier, but for the end."""
+
+    tier: str
+    records: int
+    """Since this was last told"""
+
+
 Event = (
     RequestArrived
     | RequestAdmitted
@@ -225,4 +250,6 @@ Event = (
     | RequestFinished
     | RequestRefused
     | StreamOverrun
+    | TierChanged
+    | RecordsDamaged
 )

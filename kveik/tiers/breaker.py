@@ -52,12 +52,19 @@ class Breaker:
         self._failures = 0
         self._pause = limits.pause
         self._until = 0.0
+        self._why = ""
 
     def state(self, now: float) -> BreakerState:
         """What it is at this time."""
         if self._state is BreakerState.OPEN and now >= self._until:
             return BreakerState.HALF_OPEN
         return self._state
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why not everybody may try, in words; None: it is closed. It stands until a try has gone well, however long ago the
+        pause was over."""
+        return None if self._state is BreakerState.CLOSED else self._why
 
     def admits(self, now: float) -> bool:
         """Whether a try may begin: closed, or half open and nobody is trying."""
@@ -73,6 +80,9 @@ class Breaker:
         probing = self._state is BreakerState.HALF_OPEN
         self._failures = self._failures + 1 if failed else 0
         if seconds > self.limits.seconds or (failed and (probing or self._failures >= self.limits.failures)):
+            if not probing:
+                slow = f"a try took {seconds:.1f} s, more than {self.limits.seconds:g}"
+                self._why = slow if seconds > self.limits.seconds else f"{self._failures} failures in a row"
             self._open(now, again=probing)
         elif probing:
             self._state, self._pause = BreakerState.CLOSED, self.limits.pause

@@ -178,6 +178,21 @@ class Mover:
             counts=lane.tally.counts(),
         )
 
+    def hindrances(self, tier: str) -> dict[str, str]:
+        """What is wrong with `reading`, `writing` and the `store` itself, in words; nothing where all is well."""
+        lane, now = self._lanes[tier], self._clock.now()
+        found = {
+            "reading": lane.reader.hindrance(now),
+            "writing": lane.writer.hindrance(now),
+            "store": lane.store.trouble,
+        }
+        return {part: why for part, why in found.items() if why is not None}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a tier has something to do."""
+        return any(half.work.weight > 0 for lane in self._lanes.values() for half in (lane.reader, lane.writer))
+
     def drain(self, deadline: float) -> bool:
         """Wait until all that was to be written is, from the upper tier down. False: the deadline came first."""
         return all(lane.writer.work.wait_until_empty(deadline - self._clock.now()) for lane in self._lanes.values())

@@ -67,6 +67,10 @@ class Reader:
         since = self._since
         return since is not None and now - since > self.breaker.limits.seconds
 
+    def hindrance(self, now: float) -> str | None:
+        """Why nothing is read, in words; None: it is."""
+        return f"no answer for {self.breaker.limits.seconds:g} s" if self.stuck(now) else self.breaker.hindrance
+
     def step(self, *, wait: bool) -> bool:
         """Do the next; False: there was nothing to do, or it is over."""
         one = self.work.take(wait=wait)

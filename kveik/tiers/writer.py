@@ -69,6 +69,8 @@ class Writer:
         self._tally = tally
         self._clock = clock
         self._tell = tell
+        self._since: float | None = None
+        """Since when the store has been at it."""
 
     def spill(self, key: RecordKey, block: memoryview) -> Refusal | None:
         """Copy a block of the pool; it may be written again when this returns. What is refused here is not told again."""
@@ -77,6 +79,11 @@ class Writer:
     def delete(self, keys: Sequence[RecordKey], to: Writer | None = None) -> bool:
         """False: too many wait."""
         return self.work.put(Deletion(tuple(keys), to), len(keys))
+
+    def hindrance(self, now: float) -> str | None:
+        """Why nothing is written, in words; None: it is."""
+        since, most = self._since, self.breaker.limits.seconds
+        return f"no answer for {most:g} s" if since is not None and now - since > most else self.breaker.hindrance
 
     def step(self, *, wait: bool) -> bool:
         """Do the next, with the spills that follow a spill; False: there was nothing to do, or it is over."""
@@ -128,6 +135,7 @@ class Writer:
                 refusals = [Refusal.REFUSED] * len(spills)
                 return
             self.breaker.begin(start)
+            self._since = start
             try:
                 records = [(spill.key, self._record(number, spill)) for number, spill in enumerate(spills)]
                 refusals = _checked(self.store.put_many(records), len(records))
@@ -137,6 +145,7 @@ class Writer:
                 self._tally.erred()
             now = self._clock.now()
             seconds = now - start
+            self._since = None
             self.breaker.end(now, seconds, failed=any(refusal in (Refusal.FAILED, Refusal.REFUSED) for refusal in refusals))
         finally:
             refused = [refusal for refusal in refusals if refusal is not None]

@@ -36,6 +36,7 @@ from kveik.model.rope import RopeSpec
 from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import Metrics
+from kveik.observe.tier_log import log_tiers
 from kveik.request.request import CacheRetention, Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.schedule.plan import Sampled, StepOutcome, StepPlan
@@ -155,8 +156,9 @@ class Lifetime:
         facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
         self.metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
         bus.subscribe(self.metrics.listen)
+        bus.subscribe(log_tiers)
         tensors = [torch.zeros(count, one.block_bytes // 4) for count, one in zip(blocks, plan.memory.layouts, strict=True)]
-        transfers = Transfers(below, scheduler, PoolMemory(tensors), self.clock)
+        transfers = Transfers(below, scheduler, PoolMemory(tensors), self.clock, bus.publish)
         executor = Drawn(self.chance, self.clock)
         self.engine = Engine(scheduler, executor, self.clock, Recorder(bus, scheduler), seed=seed, transfers=transfers)
         self.earlier: deque[tuple[int, ...]] = deque(maxlen=60)

@@ -1,0 +1,29 @@
+"""Says in the log when a tier below the pool cannot be used, and when it can again. How seldom is the engine's to say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from kveik.observe.events import Event, RecordsDamaged, TierChanged
+
+log = logging.getLogger(__name__)
+
+_WORDS = {"reading": "nothing is read from it: {}", "writing": "nothing is written to it: {}", "store": "{}"}
+
+
+def log_tiers(event: Event) -> None:
+    """A listener."""
+    match event:
+        case TierChanged():
+            more = f" (faults since the line before: {event.faults})" if event.faults > 1 else ""
+            level, how = (logging.WARNING, "is in trouble") if event.worse else (logging.INFO, "is better, but")
+            log.log(level, "The tier %s %s%s.", event.tier, _state(event.hindrances, how), more)
+        case RecordsDamaged():
+            log.warning("The tier %s gave %d damaged records, which are computed again.", event.tier, event.records)
+
+
+def _state(hindrances: Mapping[str, str], how: str) -> str:
+    if not hindrances:
+        return "is available again"
+    return f"{how}: " + "; ".join(_WORDS[part].format(why) for part, why in hindrances.items())
