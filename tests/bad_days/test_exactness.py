@@ -111,12 +111,14 @@ def give_way(llm: LLM, chance: random.Random) -> None:
 
 
 def lose_some(llm: LLM, chance: random.Random) -> None:
-    """A third of the records is not there any more, and nobody was told."""
+    """A sixth of the records is not there any more, and nobody was told. A prompt is found as far as the first gap in any of
+    its groups: with two of them, a third of the blocks has one.
+    """
     # A store has one thread that writes; it must be at rest while this one takes its place.
     transfers(llm).parts.mover.drain(llm.loaded.engine.clock.now() + 3600)
     [store] = transfers(llm).parts.stores
     keys: list[RecordKey] = [key for key, _ in store.contents()]
-    store.delete_many([key for key in keys if chance.random() < 0.33])
+    store.delete_many([key for key in keys if chance.random() < 0.17])
 
 
 def go_on(subject: Subject, turns: list[list[Asked]], way: str, folder: Path) -> None:
@@ -131,8 +133,7 @@ def go_on(subject: Subject, turns: list[list[Asked]], way: str, folder: Path) ->
                 lose_some(llm, chance)
             again += sum(len(one.prompt) for one in turn)
         found = traffic.cached_tokens / again
-        # Where records were lost, a prompt is found as far as all of its groups' first gap: a few blocks.
-        assert found > (0.04 if way == "mixed" else 0.1), f"only {found:.0%} of the prompts were found"
+        assert found > 0.1, f"only {found:.0%} of the prompts were found"
         if way != "pool":
             [store] = transfers(llm).parts.stores
             assert read(llm, store.name) > 0
