@@ -9,7 +9,6 @@ measured in turn.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from benchmarks.facts import environment, sentence, threads_by_default
 from benchmarks.pages import PAGE, footnote, keep, table, write_section
 from benchmarks.peers.kveik_side import kveik_side
@@ -156,12 +155,11 @@ def share_table(models: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bandwidth", description=__doc__.partition("\n")[0])
+    parser = parser_of("bandwidth", __doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", default=["smollm2-135m", "qwen2.5-coder-1.5b"])
     parser.add_argument("--threads", type=int, default=threads_by_default())
     parser.add_argument("--settings", type=Path, help="TOML file of settings for kveik, as its --config takes it")
     parser.add_argument("--home", type=Path, default=ROOT / "build" / "peers", help="where logs go")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
     given = parser.parse_args()
     facts = environment()
     bounds = machine(sorted({1, given.threads}))

@@ -1,11 +1,20 @@
-"""How a measurement ends when it is run as a command."""
+"""How a measurement begins and ends when it is run as a command."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+
+def parser_of(name: str, doc: str) -> argparse.ArgumentParser:
+    """Of the measurement of this name and documentation, whose figures can be kept."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.partition("\n")[0])
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
+    return parser
 
 
 def run(main: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ nobody has asked. Beside them stands the same question about prompts of its own,
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import random
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig
@@ -134,10 +133,9 @@ def page_section(model: str, count: int, probes: dict[str, Probe]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.isolation", description=__doc__.partition("\n")[0])
+    parser = parser_of("isolation", __doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--count", type=int, default=60, help="prompts of each kind")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
     given = parser.parse_args()
     facts = environment()
     probes = {place: probe(given.model, place, given.count) for place in PLACES}

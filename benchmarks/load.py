@@ -8,7 +8,6 @@ cache's and can be had back. Peak: the highest sum that was sampled, and the ker
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from benchmarks.facts import environment, sentence
 from benchmarks.pages import PAGE, keep, table, write_section
 from benchmarks.peers.side import ROOT, clean_environment, end_with_parent
@@ -132,10 +131,9 @@ def memory_cells(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__.partition("\n")[0])
+    parser = parser_of("load", __doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", default=list(ASKED))
     parser.add_argument("--config", help="file of settings, handed on to kveik serve")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
     given = parser.parse_args()
     facts = environment()
     options = ["--config", given.config] if given.config else []

@@ -9,11 +9,9 @@ without a cache would read the 64 tokens together with those before them (docs/D
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
@@ -119,10 +117,9 @@ def page_section(model: str, count: int, costs: dict[str, Cost]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__.partition("\n")[0])
+    parser = parser_of("records", __doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--conversations", type=int, default=40)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
     given = parser.parse_args()
     facts, costs = environment(), measure(given.model, given.conversations)
     text = page_section(given.model, given.conversations, costs)

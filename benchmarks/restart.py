@@ -8,7 +8,6 @@ until the request is admitted, its blocks being there; behind it the new turn's 
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
@@ -124,10 +123,9 @@ def page_section(model: str, figures: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=__doc__.partition("\n")[0])
+    parser = parser_of("restart", __doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
     given = parser.parse_args()
     facts, figures = environment(), measure(given.model, given.rounds)
     text = page_section(given.model, figures)

@@ -7,7 +7,6 @@ seconds of reading the same bytes into the same blocks, taken in turn; the media
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import socket
@@ -21,7 +20,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.command import run
+from benchmarks.command import parser_of, run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.clock import SystemClock
@@ -206,10 +205,9 @@ def page_section(coding: dict[str, float], found: dict[str, dict[str, float]], s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers", description=__doc__.partition("\n")[0])
+    parser = parser_of("tiers", __doc__)
     parser.add_argument("--blocks", type=int, default=512, help="512 blocks are 8,192 tokens")
     parser.add_argument("--folder", type=Path, help="where the disk store goes; default: the system's folder for such files")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
     given = parser.parse_args()
     torch.set_num_threads(1)
     facts = environment()
