@@ -183,14 +183,18 @@ class Writer:
     def _hand_on(self, keys: Sequence[RecordKey], to: Writer) -> None:
         """Read, verify, and spill to the next tier. What it does not take, or is not there any more, is told as not stored."""
         handed: set[int] = set()
+        damaged: list[Miss] = []
 
         def use(at: int, record: memoryview) -> None:
             payload = self._formats[keys[at].group].verify(record, keys[at])
-            if not isinstance(payload, Miss) and self._to_other(keys[at], record, payload, to) is None:
+            if isinstance(payload, Miss):
+                damaged.append(payload)
+            elif self._to_other(keys[at], record, payload, to) is None:
                 handed.add(at)
 
         try:
-            self.store.get_many(keys, use, float("inf"))
+            misses = self.store.get_many(keys, use, float("inf"))
+            self._tally.read(0, 0, 0.0, [*damaged, *filter(None, misses)])
         finally:
             for at, key in enumerate(keys):
                 if at not in handed:

@@ -139,6 +139,21 @@ def test_moving_makes_room_above_and_keeps_the_record_below() -> None:
     assert world.load(1, tier="disk") == blocks_of(1)
 
 
+def test_what_is_damaged_or_gone_when_it_is_moved_is_counted_where_it_was() -> None:
+    world = World("ram", "disk")
+    world.spill(1, 2)
+    assert isinstance(world.store, WrongStore)
+    world.store.shown = lambda number, record: (
+        memoryview(bytes(record[:-1]) + bytes([record[-1] ^ 1])) if number == 1 else record
+    )
+    world.mover.move("ram", [key_of(1), key_of(2), key_of(9)], "disk")
+    told = world.run()
+    assert [Spilled("disk", key_of(number), Refusal.DROPPED) in told for number in (1, 2, 9)] == [True, False, True]
+    assert world.mover.state("ram").counts.misses == {Miss.DAMAGED: 1, Miss.ABSENT: 1}
+    assert not world.mover.state("disk").counts.misses
+    assert world.load(1, 2, tier="disk") == [Miss.ABSENT, *blocks_of(2)]
+
+
 def test_moving_between_tiers_of_different_encodings_goes_by_the_block() -> None:
     int8, raw = Int8Rows(64, 16, torch.bfloat16), Raw(2048)
     clock = StepClock()
