@@ -109,6 +109,9 @@ class Transfers:
         self._owed: dict[int, list[RecordKey]] = {number: [] for number in range(len(parts.stores))}
         """Deletions for which there was no room in the queue."""
 
+        self._cleared: set[int] = set()
+        """Tiers whose room goes back to the system once nothing is being written there."""
+
         self._compared = {number: float("-inf") for number in self._owed}
 
     def attend(self) -> None:
@@ -126,11 +129,14 @@ class Transfers:
         for number, keys in self._owed.items():
             if keys and self.parts.mover.delete(self._names[number], keys):
                 self._owed[number] = []
+        for number in list(self._cleared):
+            if not self._owed[number] and self.parts.mover.give_back(self._names[number]):
+                self._cleared.remove(number)
 
     @property
     def unsettled(self) -> bool:
-        """Whether there may be something to tell of a tier soon, though none has anything to say."""
-        return self._watch.unsettled or self.parts.mover.busy
+        """Whether there may be something to tell of a tier soon, or to do there, though none has anything to say."""
+        return self._watch.unsettled or self.parts.mover.busy or bool(self._cleared)
 
     def carry_out(self, copy: Callable[[], object] = lambda: None) -> None:
         """All that was decided, in order: after every plan, before anything is written into the pool.
@@ -186,6 +192,7 @@ class Transfers:
                 self._delete([one])
             case Clear(tier):
                 self._forget(tier, [key for key, _ in self.parts.stores[tier].contents()])
+                self._cleared.add(tier)
             case Load():
                 self._load(one)
             case Cancel(job):

@@ -118,6 +118,13 @@ class DiskStore:
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         return iter([] if self._folder is None else self._folder.slots.items())
 
+    def give_back(self) -> None:
+        with self._alone:
+            if (folder := self._ready()) is not None:
+                with self._watched():
+                    folder.give_back(self._plan)
+                    self._owed.clear()
+
     def clear(self) -> None:
         with self._alone:
             if (folder := self._ready()) is not None:

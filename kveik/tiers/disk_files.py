@@ -65,13 +65,19 @@ class SlotFiles:
         while done < len(record):
             done += os.pwrite(self._fds[group], record[done:], start + done)
 
-    def make_hole(self, group: int, slot: int) -> bool:
-        """Give a slot's blocks back to the file system; False where it cannot."""
-        size = self._sizes[group]
+    def make_hole(self, group: int, first: int, count: int) -> bool:
+        """Give the file system back the blocks of slots side by side; False where it cannot."""
+        start, size = first * self._sizes[group], count * self._sizes[group]
+        try:
+            if start + size >= os.fstat(self._fds[group]).st_size:
+                # Every file system can cut off a file's end. One that is shorter still is not made longer.
+                self.cut(group, min(first, self.slots(group)))
+                return True
+        except OSError:
+            return False
         if _fallocate is None:
             return False
-        start, count = ctypes.c_int64(slot * size), ctypes.c_int64(size)
-        return bool(_fallocate(self._fds[group], _KEEP_SIZE | _PUNCH_HOLE, start, count) == 0)
+        return bool(_fallocate(self._fds[group], _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(size)) == 0)
 
     def slots(self, group: int) -> int:
         """Slots of which the file has at least the beginning."""

@@ -95,6 +95,11 @@ class OpenFolder:
         self.slots.clear()
         self.index.begin(plan.description)
 
+    def give_back(self, plan: FolderPlan) -> None:
+        """Take no more than the records need. Raises what the index raises."""
+        self.slots.give_back()
+        self.index.begin(plan.description, self.slots.places())
+
     def tell(self, plan: FolderPlan, put: Sequence[tuple[RecordKey, Place]], delete: Collection[RecordKey]) -> None:
         """Bring the index up to date, before the books show what is `put`. Raises what the index raises."""
         if self.index.bytes_after(len(put) + len(delete)) > plan.index_bytes:
@@ -108,8 +113,8 @@ class OpenFolder:
         self.files.sync()
         self.index.sync()
 
-    def _make_hole(self, group: int, slot: int) -> bool:
-        return self.writable and self.files.make_hole(group, slot)
+    def _make_hole(self, group: int, first: int, count: int) -> bool:
+        return self.writable and self.files.make_hole(group, first, count)
 
     def _readable_index(self, plan: FolderPlan) -> DiskIndex:
         file = plan.folder / _INDEX

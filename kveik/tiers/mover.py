@@ -118,6 +118,10 @@ class Mover:
         """Forget records, after what was asked before. False: too much waits; ask again."""
         return self._lanes[tier].writer.delete(keys)
 
+    def give_back(self, tier: str) -> bool:
+        """Room of forgotten records goes back to the system. False: something is being written still; ask again."""
+        return self._lanes[tier].writer.give_back()
+
     def move(self, tier: str, keys: Sequence[RecordKey], to: str) -> bool:
         """Delete, and store in another tier what is there: a `Spilled` of that tier follows for each key. False: as above."""
         return self._lanes[tier].writer.delete(keys, self._lanes[to].writer)

@@ -69,6 +69,9 @@ class RamStore:
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         return iter(self._slots.items())
 
+    def give_back(self) -> None:
+        self._slots.give_back()
+
     def clear(self) -> None:
         self._slots.clear()
 
@@ -109,7 +112,7 @@ class RamStore:
         start = slot * self._slots.size(group)
         return self._memory[group][start : start + size]
 
-    def _give_back(self, group: int, slot: int) -> bool:
+    def _give_back(self, group: int, first: int, count: int) -> bool:
         size = self._slots.size(group)
-        self._regions[group].madvise(mmap.MADV_DONTNEED, slot * size, size)
+        self._regions[group].madvise(mmap.MADV_DONTNEED, first * size, count * size)
         return True

@@ -147,6 +147,9 @@ class RemoteStore:
         """What this engine wrote, as far as it has not expired; what others wrote is found by asking only."""
         return iter(self._written.entries(self._clock.now()))
 
+    def give_back(self) -> None:
+        """The server's memory is its own concern."""
+
     def clear(self) -> None:
         """What this engine wrote."""
         self.delete_many([key for key, _ in self.contents()])

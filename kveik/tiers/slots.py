@@ -7,14 +7,14 @@
 
 A new record takes a free slot of its group, the lowest first; else a hole or a slot at the end, when the bound allows; else
 free slots of other groups become holes, and their memory is used. So nothing fragments: a slot is of use to any group.
-One lock guards everything; nothing slow is done under it but giving memory back.
+One lock guards everything; nothing slow is done under it but giving one slot's memory back.
 """
 
 from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kveik.tiers.record import RecordKey
@@ -56,8 +56,8 @@ def slot_bytes(record_bytes: int) -> int:
 class Slots:
     """The books of a store whose memory is cut into slots."""
 
-    def __init__(self, sizes: Sequence[int], capacity_bytes: int, give_back: Callable[[int, int], bool]) -> None:
-        """`sizes`: bytes of a slot, per group. `give_back(group, slot)`: make it a hole; False: the system cannot."""
+    def __init__(self, sizes: Sequence[int], capacity_bytes: int, give_back: Callable[[int, int, int], bool]) -> None:
+        """`sizes`: bytes of a slot, per group. `give_back(group, first, count)`: make these holes; False: the system cannot."""
         assert all(size % PAGE_BYTES == 0 for size in sizes), "slots are whole pages"
         self.capacity_bytes = capacity_bytes
         self._give_back = give_back
@@ -118,8 +118,7 @@ class Slots:
             taken = {place.slot for place in self._places.values() if place.group == group}
             shelf.free = sorted(set(range(shelf.end)) - taken)
             self._bytes += len(shelf.free) * shelf.slot_bytes
-            while self._make_hole(group):
-                pass
+        self.give_back()
 
     def put_back(self, place: Place) -> None:
         """A slot that was taken and could not be filled."""
@@ -164,9 +163,20 @@ class Slots:
         with self._lock:
             for key in list(self._places):
                 self._forget(key)
-            for group in range(len(self._shelves)):
-                while self._make_hole(group):
-                    pass
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Make all that is free holes. Readers go on meanwhile; slots are nobody's while their memory goes."""
+        for group, shelf in enumerate(self._shelves):
+            with self._lock:
+                free, shelf.free = sorted(shelf.free), []
+            # From the end, so that a file can be cut there rather than hollowed out.
+            for first, count in reversed(list(_runs(free))):
+                gone = self._give_back(group, first, count)
+                with self._lock:
+                    for slot in range(first, first + count):
+                        heapq.heappush(shelf.holes if gone else shelf.free, slot)
+                    self._bytes -= count * shelf.slot_bytes if gone else 0
 
     def check(self) -> None:
         """Every slot holds a record, is free or is a hole; the bytes are those of all but the holes."""
@@ -200,7 +210,7 @@ class Slots:
 
     def _make_hole(self, group: int) -> bool:
         shelf = self._shelves[group]
-        if not shelf.free or not self._give_back(group, shelf.free[0]):
+        if not shelf.free or not self._give_back(group, shelf.free[0], 1):
             return False
         heapq.heappush(shelf.holes, heapq.heappop(shelf.free))
         self._bytes -= shelf.slot_bytes
@@ -217,3 +227,12 @@ class Slots:
 
     def _free(self, place: Place) -> None:
         heapq.heappush(self._shelves[place.group].free, place.slot)
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """What lies side by side of these, in order: (first, count)."""
+    start = 0
+    for place in range(1, len(slots) + 1):
+        if place == len(slots) or slots[place] != slots[place - 1] + 1:
+            yield slots[start], place - start
+            start = place

@@ -88,8 +88,12 @@ class Store(Protocol):
         """All that is there, and what each takes of the capacity."""
         ...
 
+    def give_back(self) -> None:
+        """Give the system back what is kept for the next records, as far as nobody reads there."""
+        ...
+
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything, and give back what it took."""
         ...
 
     def close(self) -> None:

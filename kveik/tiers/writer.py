@@ -43,6 +43,11 @@ class Deletion:
     to: Writer | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Room of what was forgotten goes back to the system."""
+
+
 class Writer:
     """One tier's writing half."""
 
@@ -59,7 +64,7 @@ class Writer:
         self.store = store
         self.breaker = breaker
         self.staging = staging
-        self.work: WorkQueue[Spill | Deletion] = WorkQueue(WAITING_MOST)
+        self.work: WorkQueue[Spill | Deletion | GiveBack] = WorkQueue(WAITING_MOST)
         self._formats = store.formats
         self._codecs = codecs
         largest = max(one.record_bytes for one in store.formats)
@@ -80,6 +85,10 @@ class Writer:
         """False: too many wait."""
         return self.work.put(Deletion(tuple(keys), to), len(keys))
 
+    def give_back(self) -> bool:
+        """False: something waits to be written, and what becomes of it may leave room behind; ask again."""
+        return not self.work.weight and self.work.put(GiveBack(), 1)
+
     def hindrance(self, now: float) -> str | None:
         """Why nothing is written, in words; None: it is."""
         since, most = self._since, self.breaker.limits.seconds
@@ -90,11 +99,11 @@ class Writer:
         one = self.work.take(wait=wait)
         if one is None:
             return False
-        if isinstance(one, Deletion):
+        if not isinstance(one, Spill):
             try:
-                self._delete(one)
+                self._make_room(one)
             finally:
-                self.work.done(len(one.keys))
+                self.work.done(len(one.keys) if isinstance(one, Deletion) else 1)
             return True
         spills = [one]
         while len(spills) < self._at_once and isinstance(more := self.work.take_more(Spill), Spill):
@@ -171,12 +180,15 @@ class Writer:
         form.seal(record, spill.key.block)
         return record
 
-    def _delete(self, deletion: Deletion) -> None:
+    def _make_room(self, one: Deletion | GiveBack) -> None:
         try:
-            if deletion.to is not None:
-                self._hand_on(deletion.keys, deletion.to)
-            self.store.delete_many(deletion.keys)
-            self._tally.deleted(len(deletion.keys))
+            if isinstance(one, GiveBack):
+                self.store.give_back()
+                return
+            if one.to is not None:
+                self._hand_on(one.keys, one.to)
+            self.store.delete_many(one.keys)
+            self._tally.deleted(len(one.keys))
         except Exception:
             self._tally.erred()
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -126,12 +127,22 @@ def test_every_prompt_token_is_counted_once_by_where_it_came_from(model: str, tm
     llm.close()
 
 
-def test_a_reset_forgets_what_is_below_as_well(model: str, tmp_path: Path) -> None:
-    llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
-    fresh = answers(llm, prompts())
-    assert transfers(llm).parts.stores[0].records > 0
-    reset_cache(llm.loaded.engine)
-    again = answers(llm, turns_after(fresh)[:2])
+def test_a_reset_forgets_what_is_below_as_well_and_gives_its_room_back(model: str, tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    llm = opened(model, kv_ram_bytes=1 << 20, kv_disk=str(folder), kv_disk_bytes=1 << 26, kv_write_policy="write-through")
+    engine, (ram, disk) = llm.loaded.engine, transfers(llm).parts.stores
+    empty = disk.bytes_used
+    answers(llm, prompts()[:3])
+    assert ram.records > 0
+    assert disk.bytes_used > 4 * empty
+    reset_cache(engine)
+    deadline = time.monotonic() + 5.0
+    while engine.unsettled and time.monotonic() < deadline:
+        engine.attend()
+        time.sleep(0.01)
+    assert ram.bytes_used == 0
+    assert disk.bytes_used == sum(file.stat().st_blocks * 512 for file in folder.iterdir()) <= empty
+    again = answers(llm, prompts()[:2])
     assert [cached for _, cached in again] == [0, 0]
     llm.close()
 

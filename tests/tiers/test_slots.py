@@ -31,6 +31,8 @@ def test_no_slot_is_lost_or_held_twice(seed: int) -> None:
             slots.forget(key)
         elif what < 0.85 and (place := slots.pin(key)):
             pinned.append(place)
+        elif what < 0.9:
+            slots.give_back()
         elif pinned:
             slots.unpin(pinned.pop(chance.randrange(len(pinned))))
         slots.check()
@@ -43,7 +45,7 @@ def test_no_slot_is_lost_or_held_twice(seed: int) -> None:
 
 def test_memory_moves_from_one_group_to_another_when_it_is_free() -> None:
     holes: list[tuple[int, int]] = []
-    slots = Slots(SIZES, 6 * PAGE_BYTES, lambda group, slot: holes.append((group, slot)) is None)
+    slots = Slots(SIZES, 6 * PAGE_BYTES, lambda group, slot, count: holes.append((group, slot)) is None)
     assert all(put(slots, key_of(number)) for number in range(6))
     assert put(slots, key_of(9, 1)) is None
     for number in (0, 2, 4):
@@ -54,7 +56,7 @@ def test_memory_moves_from_one_group_to_another_when_it_is_free() -> None:
 
 
 def test_memory_that_cannot_be_given_back_stays_within_its_group() -> None:
-    slots = Slots(SIZES, 3 * PAGE_BYTES, lambda group, slot: False)
+    slots = Slots(SIZES, 3 * PAGE_BYTES, lambda *_: False)
     put(slots, key_of(1))
     slots.forget(key_of(1))
     assert put(slots, key_of(2, 1)) is None
@@ -62,7 +64,7 @@ def test_memory_that_cannot_be_given_back_stays_within_its_group() -> None:
 
 
 def test_a_slot_that_is_read_is_not_given_to_another_record() -> None:
-    slots = Slots(SIZES, PAGE_BYTES, lambda group, slot: True)
+    slots = Slots(SIZES, PAGE_BYTES, lambda *_: True)
     first = put(slots, key_of(1))
     pinned = slots.pin(key_of(1))
     slots.forget(key_of(1))
@@ -73,14 +75,14 @@ def test_a_slot_that_is_read_is_not_given_to_another_record() -> None:
 
 
 def test_a_record_takes_the_slot_of_the_one_that_it_replaces_where_there_is_no_other() -> None:
-    slots = Slots(SIZES, PAGE_BYTES, lambda group, slot: True)
+    slots = Slots(SIZES, PAGE_BYTES, lambda *_: True)
     assert put(slots, key_of(1)) is not None
     assert put(slots, key_of(1)) is not None
     assert len(slots) == 1
 
 
 def test_records_from_before_leave_holes_between_them() -> None:
-    slots = Slots(SIZES, 3 * PAGE_BYTES, lambda group, slot: True)
+    slots = Slots(SIZES, 3 * PAGE_BYTES, lambda *_: True)
     assert slots.restore(key_of(1), Place(0, 3, 10))
     assert slots.restore(key_of(2), Place(0, 1, 10))
     assert not slots.restore(key_of(3, 1), Place(1, 0, 10))
