@@ -20,9 +20,12 @@ from kveik.cli.say import say
 from kveik.clock import SystemClock
 from kveik.engine.replaying import ReplayFigures, ReplaySetting, read_trace
 from kveik.engine.replaying import replay as replay_once
-from kveik.errors import Unreachable
 from kveik.tiers.disk import DiskStore, store_at
+from kveik.tiers.disk_clear import clear_folder, is_cleared
 from kveik.tiers.store import verify as verify_store
+
+OTHERS_NAMED = 5
+"""Files of others that are named when a folder is cleared."""
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH)
 
@@ -105,6 +108,9 @@ PathOfStore = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a s
 @app.command(name="ls", cls=Command, context_settings=WIDTH)
 def list_(path: PathOfStore) -> None:
     """Tell what a --kv-disk folder holds, by layer group. Its server must be stopped."""
+    if is_cleared(path.expanduser()):
+        typer.echo("0 records")
+        return
     with _store(path, read_only=True) as store:
         groups: dict[int, list[int]] = {}
         for key, size in store.contents():
@@ -120,6 +126,9 @@ def verify(
     forget: Annotated[bool, typer.Option("--forget", help="Remove records that would not be used.")] = False,
 ) -> None:
     """Read and check every record of a --kv-disk folder; ends with code 1 where one would not be used."""
+    if is_cleared(path.expanduser()):
+        typer.echo("0 records")
+        return
     with _store(path, read_only=not forget) as store:
         report = verify_store(store, forget=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
@@ -131,13 +140,18 @@ def verify(
 
 @app.command(cls=Command, context_settings=WIDTH)
 def clear(path: PathOfStore) -> None:
-    """Remove every record of a --kv-disk folder. Its server must be stopped; a running one has POST /cache/reset."""
-    with _store(path) as store:
-        count = store.records
-        store.clear()
-        if store.trouble:
-            raise Unreachable(f"The folder cannot be cleared: {store.trouble}.")
-    typer.echo(f"{count:,} records removed")
+    """Remove all that servers of any version have written to a --kv-disk folder, damaged or not, and nothing else.
+
+    Its server must be stopped; a running one has POST /cache/reset.
+    """
+    cleared = clear_folder(path.expanduser(), SystemClock())
+    if cleared.records is None:
+        typer.echo(f"{cleared.bytes:,} bytes freed; the records in them could not be counted")
+    else:
+        typer.echo(f"{cleared.records:,} records removed, {cleared.bytes:,} bytes freed")
+    if cleared.others:
+        names = ", ".join(cleared.others[:OTHERS_NAMED]) + (", …" if len(cleared.others) > OTHERS_NAMED else "")
+        say(f"not kveik's, so left: {names}")
 
 
 @contextlib.contextmanager

@@ -234,7 +234,7 @@ class DiskStore:
 
 
 def store_at(folder: Path, clock: Clock, *, read_only: bool = False) -> DiskStore:
-    """The store in a folder as an engine left it, with the formats that it wrote: to list, verify or clear it.
+    """The store in a folder as an engine left it, with the formats that it wrote: to list or verify it.
 
     `read_only`: whatever is found there, nothing of it is changed. Raises Unreachable where there is none, where it is damaged,
     of another version, or where an engine has it.

@@ -22,7 +22,7 @@ from pathlib import Path
 from kveik.errors import BadValue, Unreachable
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
 from kveik.tiers.disk_index import ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
-from kveik.tiers.disk_owner import check_owner, foreign_file
+from kveik.tiers.disk_owner import check_owner, foreign_file, is_ours
 from kveik.tiers.record import DIGEST_BYTES, Encoding, RecordFormat, RecordKey
 from kveik.tiers.slots import Place, Slots
 
@@ -204,15 +204,15 @@ def formats_in(folder: Path) -> list[RecordFormat] | None:
         return None if description is None else _formats(description)
     except AnotherLayout as error:
         raise Unreachable(
-            f"The folder {folder} was written by another version of kveik, and only that one can list, verify or clear it. A "
-            "server of this version that starts there empties it."
+            f"The folder {folder} was written by another version of kveik, and only that one can list or verify it. "
+            "`kveik cache clear` empties it, and so does a server of this version that starts there."
         ) from error
     except OSError as error:
         raise Unreachable(f"The index of {folder} cannot be read: {in_words(error)}.") from error
     except (IndexBroken, ValueError) as error:
         raise Unreachable(
-            f"The index of {folder} is damaged, so none of its records can be found. A server that starts there keeps it as "
-            f"{_DAMAGED} and begins anew."
+            f"The index of {folder} is damaged, so none of its records can be found. `kveik cache clear` empties the folder; a "
+            f"server that starts there keeps the index as {_DAMAGED} and begins anew."
         ) from error
     finally:
         lock.close()
@@ -263,7 +263,7 @@ def _tidy(plan: FolderPlan) -> None:
         (plan.folder / _DAMAGED).unlink()
     ours = {slots_file(group) for group in range(len(plan.sizes))}
     for file in plan.folder.glob("records-*"):
-        if file.name not in ours and file.name.removeprefix("records-").isdecimal():
+        if file.name not in ours and is_ours(file):
             file.unlink()
 
 

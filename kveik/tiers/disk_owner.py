@@ -39,6 +39,11 @@ def foreign_file(folder: Path) -> str | None:
     return foreign[0] if foreign else None
 
 
+def is_ours(file: Path) -> bool:
+    """Whether a file in a store's folder has a name that stores give, of whatever version."""
+    return _OURS.fullmatch(file.name) is not None and not file.is_dir()
+
+
 def _beginning(file: Path) -> bytes:
     if not file.exists():
         return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kveik.cli.main import run
 from kveik.clock import SystemClock
 from kveik.tiers.disk import DiskStore
 from kveik.tiers.record import Encoding, RecordFormat, RecordKey
+from tests.tiers.mounts import remount, small_disk_at
 
 TRACE = str(Path(__file__).parents[1] / "traces" / "synthetic_700.jsonl.gz")
 
@@ -68,10 +70,15 @@ def test_a_disks_folder_is_listed_verified_and_cleared(capsys: pytest.CaptureFix
     assert "1 removed" in shown
     assert run(["cache", "verify", str(tmp_path)]) == 0
     assert "removed" not in capsys.readouterr().out
-    assert run(["cache", "clear", str(tmp_path)]) == 0
-    assert "4 records removed" in capsys.readouterr().out
     assert run(["cache", "ls", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.startswith("0 records")
+    assert capsys.readouterr().out.startswith("layer group 0: 4 records")
+    taken = sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir() if file.name != "lock")
+    assert run(["cache", "clear", str(tmp_path)]) == 0
+    assert f"4 records removed, {taken:,} bytes freed" in capsys.readouterr().out
+    for command in ("ls", "verify", "clear"):
+        assert run(["cache", command, str(tmp_path)]) == 0
+        assert capsys.readouterr().out.startswith("0 records")
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
 
 
 def test_a_folder_in_use_or_without_a_store_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -98,14 +105,87 @@ def test_a_damaged_index_is_called_damaged_and_left_as_it_is(
     assert (tmp_path / "records-0").read_bytes() == records
 
 
-def test_a_folder_of_another_version_is_told_by_every_command_and_left_as_it_is(
+def test_a_folder_of_another_version_is_told_by_whoever_reads_it_and_left_as_it_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     a_store(tmp_path).close()
     index = tmp_path / "index"
     index.write_bytes(index.read_bytes().replace(b"kveik index 2", b"kveik index 3"))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    for command in (["ls"], ["verify"], ["verify", "--forget"], ["clear"]):
+    for command in (["ls"], ["verify"], ["verify", "--forget"]):
         assert run(["cache", *command, str(tmp_path)]) != 0
-        assert "another version" in capsys.readouterr().err.replace("\n", " ")
+        told = capsys.readouterr().err.replace("\n", " ")
+        assert "another version" in told
+        assert "kveik cache clear" in told
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+UNREADABLE = {
+    "of a later version": b"kveik index 3\n\0\0\1",
+    "of the first version": bytes(16) + b"\xde\xc0\xef\xbe" + bytes(1000),
+    "of noise": random.Random(1).randbytes(40_000),
+    "with a damaged description": b"kveik index 2\n\0\0\1\0\0\0aaaax",
+    "that is missing": None,
+}
+
+
+@pytest.mark.parametrize("head", UNREADABLE.values(), ids=list(UNREADABLE))
+def test_a_folder_with_an_index_that_cannot_be_read_is_emptied_of_our_files_alone(
+    head: bytes | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_store(tmp_path).close()
+    (tmp_path / "index").unlink()
+    if head is not None:
+        (tmp_path / "index").write_bytes(head)
+    for name in ("index.damaged", "index.new", "records-7"):
+        (tmp_path / name).write_bytes(bytes(5000))
+    for name in ("notes.txt", "records-of-mine"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "records-8").mkdir()
+    taken = sum(
+        file.stat().st_blocks * 512 for file in tmp_path.iterdir() if file.name.startswith(("index", "records-0", "records-7"))
+    )
+    assert run(["cache", "clear", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{taken:,} bytes freed; the records in them could not be counted\n"
+    assert "notes.txt, records-8, records-of-mine" in shown.err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lock", "notes.txt", "records-8", "records-of-mine"]
+    store = a_store(tmp_path)
+    assert (store.records, store.trouble) == (5, None)
+    store.close()
+
+
+def test_what_is_in_use_or_somebody_elses_is_not_cleared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = a_store(tmp_path / "used")
+    (tmp_path / "theirs").mkdir()
+    for name in ("index", "records-0"):
+        (tmp_path / "theirs" / name).write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    words = {
+        "used": f"in use by another engine (process {os.getpid()})",
+        "theirs": "(index, for one)",
+        "file": "There is no folder",
+    }
+    for name, word in words.items():
+        assert run(["cache", "clear", str(tmp_path / name)]) == 1
+        assert word in capsys.readouterr().err.replace("\n", " ")
+    assert store.records == 5
+    assert all(store.probe_many([key for key, _ in store.contents()], 0.0))
+    assert {file.name for file in (tmp_path / "used").iterdir()} == {"index", "lock", "records-0"}
+    assert [(tmp_path / "theirs" / name).read_text() for name in ("index", "records-0")] == ["precious"] * 2
+    store.close()
+
+
+def test_clearing_where_nothing_is_makes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["cache", "clear", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "0 records removed, 0 bytes freed\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "kv", "17m") as folder:
+        a_store(folder).close()
+        remount(folder, "ro")
+        assert run(["cache", "clear", str(folder)]) == 1
+        assert "Read-only file system" in capsys.readouterr().err.replace("\n", " ")
+        assert run(["cache", "verify", str(folder)]) == 0
