@@ -1,4 +1,4 @@
-"""Address space that takes memory where it is written: pools, weights and the tier in RAM lie in it."""
+"""Address space that takes memory where it is written: pools, weights and the tier in RAM lie in it. Bytes, readable."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def address_space(size: int, purpose: str, advice: str, *, huge: bool = False, c
         with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)
     return region
+
+
+def amount(count: int) -> str:
+    """Bytes, readable."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"

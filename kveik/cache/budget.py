@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from kveik.cache.layout import BlockLayout, blocks_at_most, blocks_for
 from kveik.errors import DoesNotFit
+from kveik.memory import amount
 
 TYPICAL_TOKENS = 4096
 """Length of the sequence for which the groups' proportion is chosen: several turns of chat, or a document and an answer."""
@@ -236,13 +237,3 @@ def _longest(plan: MemoryPlan, override: int | None) -> int:
 
 def _window(layout: BlockLayout) -> str:
     return "full attention" if layout.group.window is None else f"window {layout.group.window}"
-
-
-def amount(count: int) -> str:
-    """Bytes, readable."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kveik.cache.budget import amount
 from kveik.cache.cost import Costs, LoadCost, PrefillCost
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.tier import TierRecords, TierSpec
@@ -23,6 +22,7 @@ from kveik.engine.eviction import Shares, policy_below
 from kveik.engine.planner import ModelPlan
 from kveik.engine.transfers import BelowParts, Wake
 from kveik.errors import BadValue
+from kveik.memory import amount
 from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_folder import check_folder
 from kveik.tiers.encode import Codec, Int8Rows, Raw
@@ -183,7 +183,7 @@ def _records(setting: BelowSetting, tier: Tier) -> TierRecords:
 def _line(tier: Tier, block_size: int) -> str:
     store = tier.store
     blocks = store.room_bytes // sum(store.cost_bytes(group) for group in range(len(store.formats)))
-    found = f"; {store.records:,} records found there" if store.records else ""
+    found = f"; {store.records:,} records ({amount(store.bytes_used)}) found there" if store.records else ""
     stored = _STORED[tier.codecs[0].encoding]
     return (
         f"tier {store.name}: at most {amount(store.capacity_bytes)}, {blocks:,} blocks or {blocks * block_size:,} tokens "

@@ -8,6 +8,7 @@ On the step thread, but for the waking.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer, around_copies
 from kveik.clock import Clock
 from kveik.engine.watch import TierWatch
-from kveik.observe.events import Event
+from kveik.observe.events import Event, TierKept
 from kveik.schedule.plan import StepPlan
 from kveik.schedule.scheduler import Scheduler
 from kveik.tiers.mover import Mover
@@ -99,6 +100,7 @@ class Transfers:
         self._clock = clock
         self._groups = len(scheduler.ledger.usage)
         self._names = [store.name for store in parts.stores]
+        self._publish = publish
         self._watch = TierWatch(self._names, publish)
         self._fetches: dict[int, Mapping[tuple[str, RecordKey], int]] = {}
         """Job -> its fetches' numbers, until the answers have come."""
@@ -170,18 +172,33 @@ class Transfers:
 
     def retire(self, seconds: float) -> None:
         """The engine stops: what is worth keeping goes where it lasts, as far as the time suffices; then all is closed."""
+        evictor, mover = self._scheduler.ledger.evictor, self.parts.mover
         deadline = self._clock.now() + seconds
-        evictor, mover, budget = self._scheduler.ledger.evictor, self.parts.mover, 0
+        in_time, budget = mover.drain(deadline), 0
+        written = [mover.state(name).counts.records_written for name in self._names]
         evictor.retire()
-        for one in evictor.take_transfers():
+        orders = evictor.take_transfers()
+        for one in orders:
             if isinstance(one, Spill):
-                if budget == 0 and not mover.drain(deadline):
+                in_time = in_time and (budget > 0 or mover.drain(deadline))
+                if not in_time:
                     break
                 budget = (budget or min(mover.room(name) for name in self._names)) - 1
             self._carry_out(one)
-        mover.drain(deadline)
+        in_time = mover.drain(deadline) and in_time
         self._look(self._clock.now(), last=True)
+        mover.stop()
+        wanted = Counter(one.target for one in orders if isinstance(one, Spill))
+        for number, tier in enumerate(self.parts.directory.tiers):
+            if tier.spec.lasts:
+                self._tell_kept(tier.spec.name, wanted[number], written[number], None if in_time else seconds)
         mover.close()
+
+    def _tell_kept(self, name: str, wanted: int, written: int, late: float | None) -> None:
+        """`written`: before the end, at which so many more were wanted."""
+        state = self.parts.mover.state(name)
+        new = state.counts.records_written - written
+        self._publish(TierKept(name, state.records, state.bytes_used, new, max(wanted - new, 0), late))
 
     def _carry_out(self, one: Transfer) -> None:
         mover = self.parts.mover

@@ -239,6 +239,25 @@ class RecordsDamaged:
     """Since this was last told"""
 
 
+@dataclass(frozen=True, slots=True)
+class TierKept:
+    """The engine has stopped, and this is what the next one finds in a tier that lasts."""
+
+    tier: str
+    records: int
+    bytes: int
+    """That the tier takes"""
+
+    written: int
+    """Of the records, at the end"""
+
+    missing: int
+    """That were worth keeping and could not be written"""
+
+    late_seconds: float | None
+    """The time there was, where it did not suffice"""
+
+
 Event = (
     RequestArrived
     | RequestAdmitted
@@ -252,4 +271,5 @@ Event = (
     | StreamOverrun
     | TierChanged
     | RecordsDamaged
+    | TierKept
 )

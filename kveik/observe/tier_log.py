@@ -1,11 +1,15 @@
-"""Says in the log when a tier below the pool cannot be used, and when it can again. How seldom is the engine's to say."""
+"""Says in the log when a tier below the pool cannot be used, and when it can again; and what it keeps at the end.
+
+How seldom is the engine's to say.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 
-from kveik.observe.events import Event, RecordsDamaged, TierChanged
+from kveik.memory import amount
+from kveik.observe.events import Event, RecordsDamaged, TierChanged, TierKept
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +25,21 @@ def log_tiers(event: Event) -> None:
             log.log(level, "The tier %s %s%s.", event.tier, _state(event.hindrances, how), more)
         case RecordsDamaged():
             log.warning("The tier %s gave %d damaged records, which are computed again.", event.tier, event.records)
+        case TierKept():
+            log.log(logging.WARNING if event.missing else logging.INFO, "%s", _kept(event))
 
 
 def _state(hindrances: Mapping[str, str], how: str) -> str:
     if not hindrances:
         return "is available again"
     return f"{how}: " + "; ".join(_WORDS[part].format(why) for part, why in hindrances.items())
+
+
+def _kept(event: TierKept) -> str:
+    line = f"The tier {event.tier} keeps {event.records:,} records ({amount(event.bytes)}) for the next start"
+    if event.written:
+        line += f", {event.written:,} of them written now"
+    if event.missing:
+        why = "" if event.late_seconds is None else f" within {event.late_seconds:g} s (--drain-seconds)"
+        line += f"; {event.missing:,} more could not be written{why}"
+    return f"{line}."

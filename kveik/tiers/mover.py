@@ -95,6 +95,7 @@ class Mover:
         self._completions: SimpleQueue[Completion] = SimpleQueue()
         self._lanes = {tier.store.name: _Lane(tier, clock, self._tell) for tier in tiers}
         self._loads: dict[int, list[Load]] = {}
+        self._stopped = False
 
     def start(self) -> None:
         """Start the threads."""
@@ -201,16 +202,24 @@ class Mover:
         """Wait until all that was to be written is, from the upper tier down. False: the deadline came first."""
         return all(lane.writer.work.wait_until_empty(deadline - self._clock.now()) for lane in self._lanes.values())
 
-    def close(self, seconds: float = STOP_SECONDS) -> None:
-        """End the threads and close the stores. A thread that does not come back in time keeps its store open."""
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """End the threads, as far as they come back in time. What has not begun is refused, and nothing moves any more."""
+        if self._stopped:
+            return
+        self._stopped = True
         for job in list(self._loads):
             self.cancel(job)
         for lane in self._lanes.values():
             lane.reader.close()
             lane.writer.close()
-        for name, lane in self._lanes.items():
+        for lane in self._lanes.values():
             for thread in lane.threads:
                 thread.join(seconds)
+
+    def close(self, seconds: float = STOP_SECONDS) -> None:
+        """Stop, and close the stores. A thread that does not come back in time keeps its store open."""
+        self.stop(seconds)
+        for name, lane in self._lanes.items():
             if any(thread.is_alive() for thread in lane.threads):
                 log.warning("The tier %s does not answer; its store is left as it is.", name)
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from kveik.cache.cost import PrefillCost
@@ -19,15 +21,16 @@ class Dear(PrefillCost):
         pass
 
 
-def opened(model: str, *, seconds: float = 1.0, **cache: object) -> LLM:
-    """An engine that believes a token to take so many seconds."""
+def opened(model: str, *, seconds: float = 1.0, report: Callable[[str], None] = lambda _: None, **cache: object) -> LLM:
+    """An engine that believes a token to take so many seconds; `report` gets its lines at start."""
     settings: dict[str, object] = {"num_gpu_blocks_override": BLOCKS, **cache}
     llm = LLM(
         EngineConfig(
             model=ModelConfig(model=model, dtype="float32", max_model_len=CONTEXT),
             cache=CacheConfig(**settings),  # type: ignore[arg-type]  # a test's own words
             schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=256, prefill_chunk_size=128),
-        )
+        ),
+        report,
     )
     believe(llm, seconds)
     return llm

@@ -1,0 +1,123 @@
+"""What an engine leaves below for the next one is told at its end, and is what the next one finds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kveik.engine.llm import LLM
+from kveik.memory import amount
+from kveik.observe.events import Event, TierKept
+from kveik.observe.tier_log import log_tiers
+from kveik.tiers.disk_files import SlotFiles
+from tests.engine.test_below import answers, prompts
+from tests.engine.tiered import opened, transfers
+from tests.engine.tiny import save_tiny_gemma
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_gemma(tmp_path_factory.mktemp("tiny")))
+
+
+def with_disk(model: str, folder: Path, report: Callable[[str], None] = lambda _: None) -> LLM:
+    ram: dict[str, object] = {"kv_ram_bytes": 1 << 20, "kv_ram_encoding": "raw"}
+    return opened(model, report=report, kv_disk=str(folder), kv_disk_bytes=1 << 26, **ram)
+
+
+def closed(llm: LLM, seconds: float) -> TierKept:
+    """What it tells at its end; RAM does not outlive it."""
+    told: list[Event] = []
+    llm.loaded.bus.subscribe(told.append)
+    llm.loaded.close(seconds)
+    [kept] = [one for one in told if isinstance(one, TierKept)]
+    return kept
+
+
+def found(model: str, folder: Path) -> tuple[int, str]:
+    """Records that the next engine finds, and its last line at start."""
+    lines: list[str] = []
+    llm = with_disk(model, folder, lines.append)
+    records = transfers(llm).parts.stores[1].records
+    llm.close()
+    return records, lines[-1]
+
+
+def test_what_is_told_at_the_end_is_what_the_next_start_finds_and_says(model: str, tmp_path: Path) -> None:
+    llm = with_disk(model, tmp_path)
+    answers(llm, prompts()[:3])
+    before = transfers(llm).parts.stores[1].records
+    kept = closed(llm, 30.0)
+    assert kept.written == kept.records - before > 0
+    assert (kept.tier, kept.missing, kept.late_seconds) == ("disk", 0, None)
+    assert kept.bytes == sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir())
+    records, line = found(model, tmp_path)
+    assert records == kept.records
+    assert line.endswith(f"; {records:,} records ({amount(kept.bytes)}) found there")
+
+
+def test_what_the_time_did_not_suffice_for_is_counted(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = SlotFiles.write
+
+    def slow(files: SlotFiles, group: int, slot: int, record: memoryview) -> None:
+        time.sleep(0.02)
+        write(files, group, slot, record)
+
+    llm = with_disk(model, tmp_path / "whole")
+    answers(llm, prompts()[:2])
+    whole = closed(llm, 30.0)
+    llm = with_disk(model, tmp_path / "cut")
+    answers(llm, prompts()[:2])
+    with monkeypatch.context() as patched:
+        patched.setattr(SlotFiles, "write", slow)
+        kept = closed(llm, 0.4)
+    assert kept.late_seconds == 0.4
+    assert 0 < kept.written < whole.written
+    assert kept.written + kept.missing == whole.written
+    assert found(model, tmp_path / "cut")[0] == kept.records
+
+
+def test_what_the_disk_did_not_take_is_counted_though_there_was_time(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    llm = with_disk(model, tmp_path)
+    answers(llm, prompts()[:1])
+    monkeypatch.setattr(SlotFiles, "write", full)
+    kept = closed(llm, 30.0)
+    assert (kept.records, kept.written, kept.late_seconds) == (0, 0, None)
+    assert kept.missing > 0
+
+
+@pytest.mark.parametrize(
+    ("event", "level", "line"),
+    [
+        (TierKept("disk", 391, 1 << 27, 0, 0, None), "INFO", "The tier disk keeps 391 records (128.0 MiB) for the next start."),
+        (
+            TierKept("disk", 1391, 1 << 27, 1200, 0, None),
+            "INFO",
+            "The tier disk keeps 1,391 records (128.0 MiB) for the next start, 1,200 of them written now.",
+        ),
+        (
+            TierKept("remote", 9, 2048, 4, 30, 2.5),
+            "WARNING",
+            "The tier remote keeps 9 records (2.0 KiB) for the next start, 4 of them written now; 30 more could not be written "
+            "within 2.5 s (--drain-seconds).",
+        ),
+        (
+            TierKept("disk", 0, 8192, 0, 2, None),
+            "WARNING",
+            "The tier disk keeps 0 records (8.0 KiB) for the next start; 2 more could not be written.",
+        ),
+    ],
+)
+def test_the_log_says_it_in_one_line(event: TierKept, level: str, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log_tiers(event)
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [(level, line)]
