@@ -7,6 +7,7 @@ import typer
 from kveik.cli.command import single
 from kveik.cli.fetch import fetch_model
 from kveik.cli.options import ENGINE, Settings, takes
+from kveik.engine.below import check_below, lines_below
 from kveik.engine.expected import expected_weight_bytes
 from kveik.engine.planner import plan_model
 from kveik.model.weights import open_model
@@ -14,21 +15,25 @@ from kveik.model.weights import open_model
 
 @takes(*ENGINE)
 def plan(settings: Settings) -> None:
-    """Tell what fits: blocks, tokens, requests at once.
+    """Tell what fits: blocks, tokens, requests at once; and what tiers below would hold.
 
     \b
     kveik plan qwen2.5-coder-1.5b
     kveik plan qwen2.5-coder-1.5b --max-model-len 32768 --kv-cache-dtype float32
+    kveik plan qwen2.5-coder-1.5b --kv-ram-bytes 4GB --kv-disk ~/kv --kv-disk-bytes 50GB
 
     It reads the model's header and the machine's memory, loads nothing, and prints what `kveik serve` would do with the same
-    options. Where they do not fit, it says by how much and what would, and ends with exit code 1.
+    options. Where they do not fit, it says by how much and what would, and ends with exit code 1. A folder for the cache is
+    neither made nor opened.
 
     A model that is not here yet is fetched first, as the other commands do; `kveik models` tells which are here, and how large
     the others are.
     """
+    check_below(settings.engine.cache, only_look=True)
     file = open_model(fetch_model(settings.engine.model.model))
     weights = expected_weight_bytes(settings.engine, file)
-    for line in plan_model(settings.engine, file.spec, weight_bytes=weights).lines():
+    fitting = plan_model(settings.engine, file.spec, weight_bytes=weights)
+    for line in (*fitting.lines(), *lines_below(settings.engine, fitting)):
         typer.echo(line)
 
 

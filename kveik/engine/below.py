@@ -17,20 +17,20 @@ from kveik.cache.evictor import leading
 from kveik.cache.keys import encode_parts
 from kveik.cache.layout import BlockLayout
 from kveik.clock import Clock
-from kveik.config import CacheConfig
+from kveik.config import CacheConfig, EngineConfig
 from kveik.engine.eviction import Shares, policy_below
 from kveik.engine.planner import ModelPlan
 from kveik.engine.transfers import BelowParts, Wake
 from kveik.errors import BadValue
 from kveik.memory import amount
-from kveik.tiers.disk import DiskStore
+from kveik.tiers.disk import DiskStore, disk_extent
 from kveik.tiers.disk_folder import check_folder
 from kveik.tiers.encode import Codec, Int8Rows, Raw
 from kveik.tiers.mover import Mover, Tier
-from kveik.tiers.ram import RamStore
+from kveik.tiers.ram import RamStore, ram_extent
 from kveik.tiers.record import Encoding, RecordFormat
-from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address
-from kveik.tiers.store import Store
+from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address, remote_extent
+from kveik.tiers.store import Extent, Store
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +74,50 @@ class BelowSetting:
         return hashlib.sha256(encode_parts(parts)).digest()
 
 
-def check_below(config: CacheConfig) -> None:
-    """What can be said of tiers before a model is loaded for them.
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """One tier before it is made."""
+
+    name: str
+    codecs: tuple[Codec, ...]
+    formats: tuple[RecordFormat, ...]
+    extent: Extent
+
+    def line(self, block_size: int, found: str = "") -> str:
+        """What it holds at most, for the log and `kveik plan`."""
+        blocks, bound = self.extent.room_bytes // sum(self.extent.costs), amount(self.extent.capacity_bytes)
+        return (
+            f"tier {self.name}: at most {bound}, {blocks:,} blocks or {blocks * block_size:,} tokens stored "
+            f"{_STORED[self.codecs[0].encoding]}, and {amount(STAGING_BYTES)} for what waits to be written{found}"
+        )
+
+
+def check_below(config: CacheConfig, *, only_look: bool = False) -> None:
+    """What can be said of tiers before a model is loaded for them. `only_look`: no folder is made or locked for it.
 
     Raises BadValue, Unsupported, or Unreachable where another engine has the disk's folder.
     """
     if config.kv_remote:
         check_address(config.kv_remote)
     if config.kv_disk:
-        check_folder(Path(config.kv_disk).expanduser())
+        check_folder(Path(config.kv_disk).expanduser(), only_look=only_look)
+
+
+def plan_below(setting: BelowSetting) -> list[TierPlan]:
+    """The tiers that are asked for, from the nearest to the pool down; nothing is made or opened.
+
+    Raises DoesNotFit, or BadValue where one would never hold anything.
+    """
+    plans = [_planned(setting, name) for name in _asked(setting)]
+    for plan in plans:
+        _check_room(setting, plan)
+    return plans
+
+
+def lines_below(config: EngineConfig, plan: ModelPlan) -> list[str]:
+    """What `open_below` would report, but for what it would find there. Raises as `plan_below`."""
+    setting = BelowSetting(config.cache, plan, b"", "", config.stream.seed, None)
+    return [tier.line(config.cache.block_size) for tier in plan_below(setting)]
 
 
 def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None]) -> BelowParts | None:
@@ -90,13 +125,12 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
 
     Raises Unreachable where another engine has the disk's folder, DoesNotFit, BadValue or Unsupported.
     """
-    wake = Wake()
-    tiers = [_tier(setting, name, clock) for name in _asked(setting)]
-    if not tiers:
+    wake, plans = Wake(), plan_below(setting)
+    if not plans:
         return None
-    for tier in tiers:
-        _check_room(setting, tier.store)
-        report(_line(tier, setting.config.block_size))
+    tiers = [_tier(setting.config, plan, clock) for plan in plans]
+    for plan, tier in zip(plans, tiers, strict=True):
+        report(plan.line(setting.config.block_size, _found(tier.store)))
         if tier.store.trouble:
             log.warning("The tier %s does not serve as it should: %s.", tier.store.name, tier.store.trouble)
     records = [_records(setting, tier) for tier in tiers]
@@ -119,38 +153,49 @@ def _asked(setting: BelowSetting) -> list[str]:
     return [name for name, value in asked.items() if value]
 
 
-def _tier(setting: BelowSetting, name: str, clock: Clock) -> Tier:
+def _planned(setting: BelowSetting, name: str) -> TierPlan:
     config = setting.config
     codecs = [_codec(setting, layout, name) for layout in setting.plan.memory.layouts]
     formats = setting.formats(codecs)
-    store: Store
     if name == "ram":
-        store = RamStore(formats, setting.plan.memory.ram_bytes, clock)
+        extent = ram_extent(formats, setting.plan.memory.ram_bytes)
     elif name == "disk":
+        extent = disk_extent(formats, config.disk_bytes)
+    else:
+        extent = remote_extent(formats, config.remote_bytes)
+    return TierPlan(name, tuple(codecs), tuple(formats), extent)
+
+
+def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> Tier:
+    store: Store
+    if plan.name == "ram":
+        store = RamStore(plan.formats, plan.extent.capacity_bytes, clock)
+    elif plan.name == "disk":
         assert config.kv_disk is not None
-        store = DiskStore(Path(config.kv_disk).expanduser(), formats, config.disk_bytes, clock)
+        store = DiskStore(Path(config.kv_disk).expanduser(), plan.formats, plan.extent.capacity_bytes, clock)
     else:
         assert config.kv_remote is not None
-        store = RemoteStore(config.kv_remote, formats, RemoteLimits(capacity_bytes=config.remote_bytes), clock)
-    return Tier(store=store, codecs=codecs, staging_bytes=STAGING_BYTES)
+        limits = RemoteLimits(capacity_bytes=plan.extent.capacity_bytes)
+        store = RemoteStore(config.kv_remote, plan.formats, limits, clock)
+    return Tier(store=store, codecs=plan.codecs, staging_bytes=STAGING_BYTES)
 
 
-def _check_room(setting: BelowSetting, store: Store) -> None:
+def _check_room(setting: BelowSetting, plan: TierPlan) -> None:
     """A tier that never holds anything is not what was asked for. Raises BadValue; the disk's store judges its own bound."""
-    least = sum(store.cost_bytes(group) for group in range(len(store.formats)))
-    if store.name == "disk" or store.room_bytes >= least:
+    least, room = sum(plan.extent.costs), plan.extent.room_bytes
+    if plan.name == "disk" or room >= least:
         return
     needed = f"one block of every layer group takes {least} bytes there"
-    if store.name == "ram" and (fraction := setting.config.hybrid_kv_cache_fraction) is not None:
-        whole = setting.plan.memory.budget_bytes + store.room_bytes
+    if plan.name == "ram" and (fraction := setting.config.hybrid_kv_cache_fraction) is not None:
+        whole = setting.plan.memory.budget_bytes + room
         raise BadValue(
-            f"--hybrid-kv-cache-fraction is {fraction:g}, which is {store.room_bytes} of {whole} bytes; {needed}: it must be "
+            f"--hybrid-kv-cache-fraction is {fraction:g}, which is {room} of {whole} bytes; {needed}: it must be "
             f"at least {math.ceil(least / whole * 1e6) / 1e6:g}.",
             param="hybrid_kv_cache_fraction",
         )
-    name = f"kv_{store.name}_bytes"
+    name = f"kv_{plan.name}_bytes"
     flag = f"--{name.replace('_', '-')}"
-    raise BadValue(f"{flag} is {store.room_bytes}; {needed}: it must be at least {least}.", param=name)
+    raise BadValue(f"{flag} is {room}; {needed}: it must be at least {least}.", param=name)
 
 
 def _codec(setting: BelowSetting, layout: BlockLayout, name: str) -> Codec:
@@ -180,12 +225,5 @@ def _records(setting: BelowSetting, tier: Tier) -> TierRecords:
     return TierRecords(spec, policy)
 
 
-def _line(tier: Tier, block_size: int) -> str:
-    store = tier.store
-    blocks = store.room_bytes // sum(store.cost_bytes(group) for group in range(len(store.formats)))
-    found = f"; {store.records:,} records ({amount(store.bytes_used)}) found there" if store.records else ""
-    stored = _STORED[tier.codecs[0].encoding]
-    return (
-        f"tier {store.name}: at most {amount(store.capacity_bytes)}, {blocks:,} blocks or {blocks * block_size:,} tokens "
-        f"stored {stored}, and {amount(tier.staging_bytes)} for what waits to be written{found}"
-    )
+def _found(store: Store) -> str:
+    return f"; {store.records:,} records ({amount(store.bytes_used)}) found there" if store.records else ""

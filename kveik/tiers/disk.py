@@ -24,12 +24,18 @@ from kveik.tiers.disk_index import IndexBroken, index_bytes
 from kveik.tiers.disk_owner import check_owner
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
-from kveik.tiers.store import Direct, Use
+from kveik.tiers.store import Direct, Extent, Use
 
 SYNC_SECONDS = 1.0
 """Between two times that slots and index are written out; what a machine that loses power forgets besides is a miss."""
 
 PAUSE_SECONDS, PAUSE_SECONDS_MOST = 1.0, 300.0
+
+
+def disk_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
+    """Of a `DiskStore`, wherever it is. Raises DoesNotFit."""
+    plan = _plan(Path(), formats, capacity_bytes)
+    return Extent(capacity_bytes, plan.slots_bytes, plan.sizes)
 
 
 class DiskStore:

@@ -218,18 +218,20 @@ def formats_in(folder: Path) -> list[RecordFormat] | None:
         lock.close()
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, *, only_look: bool = False) -> None:
     """Raises BadValue where a folder can never serve as it was named, Unreachable where another engine has it.
 
-    A disk that is full or fails is no such reason, nor that records which are there can only be read.
+    A disk that is full or fails is no such reason, nor that records which are there can only be read. `only_look`: nothing is
+    made or locked, so that what another engine has passes.
     """
     check_owner(folder)
     try:
-        if _can_be_written(folder):
+        if _could_be_written(folder) if only_look else _can_be_written(folder):
             _check_files(folder)
         elif not os.access(folder / _INDEX, os.R_OK):
             raise PermissionError(errno.EACCES, "there is no right to write there, and nothing to read")
-        FolderLock(folder / _LOCK, read_only=True).close()
+        if not only_look:
+            FolderLock(folder / _LOCK, read_only=True).close()
     except Unreachable as error:
         raise Unreachable(f"--kv-disk {folder}: {error.message}") from error
     except OSError as error:
@@ -276,6 +278,14 @@ def _can_be_written(folder: Path) -> bool:
             return False
         raise
     return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _could_be_written(folder: Path) -> bool:
+    """The same, as far as it can be seen without making it."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists() or one.is_symlink())
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return os.access(there, os.W_OK | os.X_OK)
 
 
 def _blocks_bytes(file: Path) -> int:

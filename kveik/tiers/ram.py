@@ -15,9 +15,14 @@ from kveik.memory import address_space
 from kveik.tiers.encode import copy
 from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import Slots, slot_bytes
-from kveik.tiers.store import Direct, Use
+from kveik.tiers.store import Direct, Extent, Use
 
 _ADVICE = "ask for less with --kv-ram-bytes or --hybrid-kv-cache-fraction"
+
+
+def ram_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
+    """Of a `RamStore`."""
+    return Extent(capacity_bytes, capacity_bytes, tuple(slot_bytes(one.record_bytes) for one in formats))
 
 
 class RamStore:

@@ -22,7 +22,7 @@ from kveik.clock import Clock
 from kveik.errors import BadValue, Unsupported
 from kveik.tiers.address import client_address, shown
 from kveik.tiers.record import VERSION, Miss, RecordFormat, RecordKey, Refusal
-from kveik.tiers.store import Direct, Use
+from kveik.tiers.store import Direct, Extent, Use
 from kveik.tiers.written import Entry, Written
 
 redis: Any = None
@@ -51,6 +51,11 @@ class RemoteLimits:
 
     timeout_seconds: float = 1.0
     """For a connection, and for each answer."""
+
+
+def remote_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
+    """Of a `RemoteStore`."""
+    return Extent(capacity_bytes, capacity_bytes, tuple(one.record_bytes for one in formats))
 
 
 class RemoteStore:

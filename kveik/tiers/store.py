@@ -33,6 +33,18 @@ class Direct(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much a store holds, which can be said before there is one."""
+
+    capacity_bytes: int
+    room_bytes: int
+    """What the costs of all records may sum up to."""
+
+    costs: tuple[int, ...]
+    """What one record takes of it, per group."""
+
+
 class Store(Protocol):
     """One place for records, bounded in bytes."""
 

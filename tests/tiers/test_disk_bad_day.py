@@ -259,6 +259,18 @@ def test_a_folder_that_can_never_be_one_is_refused_by_its_name(tmp_path: Path) -
     for folder, why in wrong.items():
         with pytest.raises(BadValue, match=f"--kv-disk {folder} {why}"):
             check_folder(folder)
+        if folder != Path("/proc/kv"):
+            with pytest.raises(BadValue, match=f"--kv-disk {folder} {why}"):
+                check_folder(folder, only_look=True)
+
+
+def test_looking_makes_no_folder_and_passes_one_in_use(tmp_path: Path) -> None:
+    folder = tmp_path / "some" / "where"
+    check_folder(folder, only_look=True)
+    assert list(tmp_path.iterdir()) == []
+    store = DiskStore(folder, FORMATS, MIB, StepClock())
+    check_folder(folder, only_look=True)
+    store.close()
 
 
 def test_a_folder_that_is_missing_empty_or_full_of_records_is_not_refused(tmp_path: Path) -> None:
@@ -282,10 +294,11 @@ def test_a_folder_that_can_only_be_read_is_refused_only_where_it_holds_nothing(s
     store.close()
     (small_disk / "empty").mkdir()
     remount(small_disk, "ro")
-    check_folder(small_disk / "kv")
-    for name in ("empty", "missing"):
-        with pytest.raises(BadValue, match=f"--kv-disk {small_disk / name}"):
-            check_folder(small_disk / name)
+    for only_look in (False, True):
+        check_folder(small_disk / "kv", only_look=only_look)
+        for name in ("empty", "missing"):
+            with pytest.raises(BadValue, match=f"--kv-disk {small_disk / name}"):
+                check_folder(small_disk / name, only_look=only_look)
 
 
 def test_a_folder_on_a_full_disk_is_not_refused(small_disk: Path) -> None:
