@@ -303,11 +303,18 @@ class Transfers:
         for key, miss in zip(one.keys, one.misses, strict=True):
             number = numbers[one.tier, key]
             told = self._scheduler.below.arrived(one.job, number, found=miss is None, sound=miss not in LOST)
-            if told and miss in LOST:
-                self._forget(self._names.index(one.tier), [key])
+            if miss in LOST:
+                self._lost(self._names.index(one.tier), key, told=told)
         self._answers[one.job] -= 1
         if not self._answers[one.job]:
             del self._answers[one.job], self._fetches[one.job]
+
+    def _lost(self, tier: int, key: RecordKey, *, told: bool) -> None:
+        """A record is not there, or not what it should be: it is computed again, and written again when it goes."""
+        if not told:
+            # Nobody waits for it any more, mostly because another one before it was lost.
+            self.parts.directory.gone(tier, key.block, key.group)
+        self._forget(tier, [key])
 
 
 def _key_of(fetch: Fetch) -> RecordKey:

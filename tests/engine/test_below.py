@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kveik.clock import SystemClock
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, StreamConfig
 from kveik.engine import build
 from kveik.engine.accounts import reset_cache
@@ -22,8 +24,9 @@ from kveik.observe.events import RequestAdmitted
 from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
 from kveik.tiers import remote
+from kveik.tiers.disk import store_at
 from kveik.tiers.record import Miss, RecordKey
-from kveik.tiers.store import Direct, Use
+from kveik.tiers.store import Direct, Use, verify
 from tests.engine.tiered import metric, opened, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
 from tests.tiers.redis_server import running
@@ -261,6 +264,25 @@ def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path:
     assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
     assert transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED] > 0
     llm.close()
+
+
+def test_a_record_that_was_found_damaged_is_written_anew_and_not_found_so_again(model: str, tmp_path: Path) -> None:
+    llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    fresh = answers(llm, prompts())
+    for file in (tmp_path / "disk").glob("records-*"):
+        content = bytearray(file.read_bytes())
+        for at in range(500, len(content), 4096):
+            content[at] ^= 1
+        file.write_bytes(content)
+    damaged = transfers(llm).parts.stores[0].records
+    answers(llm, turns_after(fresh))
+    found = transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED]
+    answers(llm, prompts())
+    llm.close()
+    with contextlib.closing(store_at(tmp_path / "disk", SystemClock(), read_only=True)) as store:
+        left = verify(store).misses[Miss.DAMAGED]
+    assert found > len(prompts()) * 5, "a load found one damaged record only"
+    assert left <= damaged - found
 
 
 def test_two_engines_on_one_folder_are_refused(model: str, tmp_path: Path) -> None:
