@@ -20,8 +20,9 @@ from kveik.cli.say import say
 from kveik.clock import SystemClock
 from kveik.engine.replaying import ReplayFigures, ReplaySetting, read_trace
 from kveik.engine.replaying import replay as replay_once
-from kveik.tiers.disk import DiskStore, store_at
-from kveik.tiers.disk_clear import clear_folder, is_cleared
+from kveik.tiers.disk import DiskStore
+from kveik.tiers.disk_clear import clear_folder
+from kveik.tiers.disk_left import check_left, is_cleared, store_at
 from kveik.tiers.store import verify as verify_store
 
 OTHERS_NAMED = 5
@@ -108,7 +109,7 @@ PathOfStore = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a s
 @app.command(name="ls", cls=Command, context_settings=WIDTH)
 def list_(path: PathOfStore) -> None:
     """Tell what a --kv-disk folder holds, by layer group. Its server must be stopped."""
-    if is_cleared(path.expanduser()):
+    if _is_cleared(path):
         typer.echo("0 records")
         return
     with _store(path, read_only=True) as store:
@@ -126,7 +127,7 @@ def verify(
     forget: Annotated[bool, typer.Option("--forget", help="Remove records that would not be used.")] = False,
 ) -> None:
     """Read and check every record of a --kv-disk folder; ends with code 1 where one would not be used."""
-    if is_cleared(path.expanduser()):
+    if _is_cleared(path):
         typer.echo("0 records")
         return
     with _store(path, read_only=not forget) as store:
@@ -152,6 +153,12 @@ def clear(path: PathOfStore) -> None:
     if cleared.others:
         names = ", ".join(cleared.others[:OTHERS_NAMED]) + (", …" if len(cleared.others) > OTHERS_NAMED else "")
         say(f"not kveik's, so left: {names}")
+
+
+def _is_cleared(path: Path) -> bool:
+    folder = path.expanduser()
+    check_left(folder)
+    return is_cleared(folder)
 
 
 @contextlib.contextmanager

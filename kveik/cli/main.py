@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 refused or broken, 2 a command that was typed wrongly, 130
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import MutableMapping, Sequence
 
@@ -33,6 +34,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 SPIN_COUNT = "5000"
 """Rounds of libgomp's waiting loop: as fast as endless spinning on a machine of one's own; 2,000 cost 8 % there."""
+_PYDANTIC = re.compile(r"^(Invalid value for .+?: )Value error, ")
+"""How it begins what a check of a value raised; typer passes it on."""
 
 
 class Commands(LazyGroup):
@@ -93,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> str:
     option = getattr(error, "option_name", None)
     advice = advice_for(option, arguments) if option else None
-    message = advice or error.format_message().removeprefix("Invalid value: ")
+    message = advice or _PYDANTIC.sub(r"\1", error.format_message()).removeprefix("Invalid value: ")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "kveik"
     return f"{message}\n'{path} --help' lists what there is."

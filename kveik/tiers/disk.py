@@ -19,7 +19,7 @@ from pathlib import Path
 from kveik.clock import Clock
 from kveik.errors import DoesNotFit, Unreachable
 from kveik.tiers.alone import Alone
-from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, formats_in, in_words
+from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, in_words
 from kveik.tiers.disk_index import IndexBroken, index_bytes
 from kveik.tiers.disk_owner import check_owner
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
@@ -237,20 +237,6 @@ class DiskStore:
                 self._folder.close()
             self._folder = None
         self._owed.clear()
-
-
-def store_at(folder: Path, clock: Clock, *, read_only: bool = False) -> DiskStore:
-    """The store in a folder as an engine left it, with the formats that it wrote: to list or verify it.
-
-    `read_only`: whatever is found there, nothing of it is changed. Raises Unreachable where there is none, where it is damaged,
-    of another version, or where an engine has it.
-    """
-    formats = formats_in(folder)
-    if formats is None:
-        raise Unreachable("The folder holds no cached blocks.")
-    files = sum(file.stat().st_size for file in folder.iterdir())
-    bytes_most = 2 * (files + sum(slot_bytes(one.record_bytes) for one in formats)) + (1 << 30)
-    return DiskStore(folder, formats, bytes_most, clock, read_only=read_only)
 
 
 def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:

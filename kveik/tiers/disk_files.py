@@ -102,6 +102,17 @@ class SlotFiles:
             os.close(self._fds.pop())
 
 
+class FolderInUse(Unreachable):
+    """Another process has a folder's lock."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(
+            f"The folder for cached blocks is in use by another engine (process {process}); give every engine its own."
+        )
+        self.process = process
+        """Its number, as it wrote it there."""
+
+
 class FolderLock:
     """Held as long as the process lives, or until `close`; gone with the process, however it ends.
 
@@ -109,7 +120,7 @@ class FolderLock:
     """
 
     def __init__(self, file: Path, *, read_only: bool = False) -> None:
-        """Raises Unreachable where another engine has the folder, OSError where there can be no lock."""
+        """Raises FolderInUse where another engine has the folder, OSError where there can be no lock."""
         self._fds: list[int] = []
         try:
             self._lock(os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), file)
@@ -130,10 +141,7 @@ class FolderLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = _holder(file)
-            raise Unreachable(
-                f"The folder for cached blocks is in use by another engine (process {holder}); give every engine its own."
-            ) from error
+            raise FolderInUse(_holder(file)) from error
         except OSError:
             # Over a network a folder cannot be locked, because it cannot be opened for writing; the file can.
             if len(self._fds) > 1:

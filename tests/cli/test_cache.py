@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from kveik.cli.main import run
 from kveik.clock import SystemClock
 from kveik.tiers.disk import DiskStore
+from kveik.tiers.disk_index import DiskIndex
 from kveik.tiers.record import Encoding, RecordFormat, RecordKey
 from tests.tiers.mounts import remount, small_disk_at
 
@@ -162,9 +165,9 @@ def test_what_is_in_use_or_somebody_elses_is_not_cleared(capsys: pytest.CaptureF
         (tmp_path / "theirs" / name).write_text("precious")
     (tmp_path / "file").write_text("precious")
     words = {
-        "used": f"in use by another engine (process {os.getpid()})",
+        "used": f"in use by another kveik (process {os.getpid()}), which must be stopped first",
         "theirs": "(index, for one)",
-        "file": "There is no folder",
+        "file": "is a file, not a folder",
     }
     for name, word in words.items():
         assert run(["cache", "clear", str(tmp_path / name)]) == 1
@@ -174,6 +177,75 @@ def test_what_is_in_use_or_somebody_elses_is_not_cleared(capsys: pytest.CaptureF
     assert {file.name for file in (tmp_path / "used").iterdir()} == {"index", "lock", "records-0"}
     assert [(tmp_path / "theirs" / name).read_text() for name in ("index", "records-0")] == ["precious"] * 2
     store.close()
+
+
+LOOKING = (["ls"], ["verify"], ["verify", "--forget"])
+
+
+def refusal(command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(["cache", *command, str(folder)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+@pytest.mark.parametrize("command", [*LOOKING, ["clear"]], ids=" ".join)
+def test_a_path_where_no_store_can_be_is_named_with_the_cause(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes.txt").write_text("mine")
+    (tmp_path / "theirs" / "index").write_text("mine, too")
+    causes = {
+        "nowhere": f"There is no folder {tmp_path}/nowhere.",
+        "file": f"{tmp_path}/file is a file, not a folder.",
+        "file/in": f"There is no folder {tmp_path}/file/in.",
+        "theirs": f"The folder {tmp_path}/theirs holds files that no kveik server has written (index, for one)",
+    }
+    for name, cause in causes.items():
+        assert f"kveik: {cause}" in refusal(command, tmp_path / name, capsys)
+    assert sorted(file.name for file in (tmp_path / "theirs").iterdir()) == ["index", "notes.txt"]
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+def test_a_folder_without_records_is_named_with_the_cause(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert f"The folder {tmp_path}/empty is empty" in refusal(command, tmp_path / "empty", capsys)
+    assert list((tmp_path / "empty").iterdir()) == []
+    a_store(tmp_path / "headless").close()
+    (tmp_path / "headless" / "index").unlink()
+    told = refusal(command, tmp_path / "headless", capsys)
+    assert f"The folder {tmp_path}/headless has no index" in told
+    assert "kveik cache clear" in told
+    DiskIndex(tmp_path / "headless" / "index").close()
+    assert "holds no cached blocks yet" in refusal(command, tmp_path / "headless", capsys)
+
+
+@pytest.mark.parametrize("command", [*LOOKING, ["clear"]], ids=" ".join)
+def test_the_folder_of_a_running_server_is_told_with_what_to_do_instead(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = a_store(tmp_path)
+    told = refusal(command, tmp_path, capsys)
+    store.close()
+    for words in (str(tmp_path), f"process {os.getpid()}", "must be stopped first", "/cache/stats", "POST /cache/reset"):
+        assert words in told
+    assert "its own" not in told
+
+
+@pytest.mark.parametrize("command", [*LOOKING, ["clear"]], ids=" ".join)
+def test_a_folder_that_cannot_be_read_is_told_with_the_reason(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    # Whoever runs the tests may be allowed everything.
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert f"The folder {tmp_path} cannot be read: Permission denied." in refusal(command, tmp_path, capsys)
 
 
 def test_clearing_where_nothing_is_makes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

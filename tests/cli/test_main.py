@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal, get_origin
 
 import pytest
 
 from kveik import __version__
 from kveik.cli.command import load
 from kveik.cli.main import COMMANDS, bound_spinning, run
+from kveik.cli.options import every_setting
 
 HEAVY = ("torch", "fastapi", "tokenizers")
 
@@ -42,6 +44,22 @@ def test_a_refusal_is_one_message_on_stderr_and_code_1(capsys: pytest.CaptureFix
 def test_a_line_typed_wrongly_is_code_2_and_says_where_to_look(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 2
     assert "--help" in capsys.readouterr().err
+
+
+CHOICES = [name for name, setting in every_setting().items() if get_origin(setting.kind) is Literal]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"serve {every_setting()[name].flag} odd" for name in CHOICES),
+        *(f"cache replay trace --blocks 3 {flag} odd" for flag in ("--policy", "--policy-below")),
+    ],
+)
+def test_a_choice_that_there_is_not_is_told_in_words_of_the_command_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 2
+    told = capsys.readouterr().err
+    assert f"kveik: Invalid value for '{line.split()[-2]}': 'odd' is not one of " in told
 
 
 def test_a_config_file_that_cannot_be_read_is_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

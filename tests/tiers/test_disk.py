@@ -13,8 +13,9 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import Unreachable
 from kveik.tiers.alone import TwoThreads
-from kveik.tiers.disk import DiskStore, store_at
+from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_index import DiskIndex
+from kveik.tiers.disk_left import store_at
 from kveik.tiers.record import Miss, RecordKey, Refusal
 from kveik.tiers.store import verify
 from tests.tiers.records import FORMATS, format_of, key_of, pairs, payloads, read
@@ -279,7 +280,7 @@ def test_an_index_deleted_under_a_running_store_costs_a_pause(store: DiskStore, 
 def test_a_folder_can_be_looked_at_without_its_model_and_is_left_as_it_was(store: DiskStore, clock: StepClock) -> None:
     for group in range(3):
         store.put_many(pairs(range(20), group))
-    with pytest.raises(Unreachable, match="in use"):
+    with pytest.raises(Unreachable, match=f"{store._plan.folder} is in use"):
         store_at(store._plan.folder, clock)
     before = set(store.contents())
     store.close()

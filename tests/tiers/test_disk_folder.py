@@ -10,8 +10,9 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import DoesNotFit, Unreachable
-from kveik.tiers.disk import DiskStore, store_at
+from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_index import DiskIndex
+from kveik.tiers.disk_left import store_at
 from kveik.tiers.record import RecordKey
 from kveik.tiers.store import verify
 from tests.tiers.records import FORMATS, key_of, pairs, payloads, read

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.tiers.disk import DiskStore, store_at
+from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_files import SlotFiles
+from kveik.tiers.disk_left import store_at
 from kveik.tiers.encode import Raw
 from kveik.tiers.mover import Mover, Tier
 from kveik.tiers.ram import RamStore
