@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,12 +81,14 @@ def read_trace(path: Path) -> list[TraceRequest]:
     """All requests of a trace. Raises `Unreachable` where there is no such file, `BadValue` where a line is none of a trace."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            return [_request(line, number) for number, line in enumerate(lines, start=1) if line.strip()]
+            parents: dict[bytes, bytes] = {}
+            return [_request(line, number, parents) for number, line in enumerate(lines, start=1) if line.strip()]
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise Unreachable(f"The trace cannot be read: {error}.") from error
 
 
-def _request(line: str, number: int) -> TraceRequest:
+def _request(line: str, number: int, parents: dict[bytes, bytes]) -> TraceRequest:
+    """`parents`: what each key has followed so far."""
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -104,11 +107,26 @@ def _request(line: str, number: int) -> TraceRequest:
         if type(one) is not int or not 0 <= one < 1 << ID_BITS:
             raise _bad(number, f"has {_short(one)} among its hash_ids; they must be whole numbers from 0, below 2^{ID_BITS}")
     keys = tuple(one.to_bytes(ID_BITS // 8, "big") for one in ids)
+    for parent, key in pairwise((b"", *keys)):
+        if (before := parents.setdefault(key, parent)) != parent:
+            raise _bad(
+                number,
+                f"has id {_named(key)} {_behind(parent)}, and it was {_behind(before)} before; an id must stand for all "
+                "content up to the end of its block, so that what precedes it is always the same",
+            )
     return TraceRequest(came / 1000, keys, min(row["input_length"] // BLOCK_TOKENS, len(keys)), row["output_length"])
 
 
 def _bad(number: int, what: str) -> BadValue:
     return BadValue(f"Line {number} of the trace {what}.", param="trace")
+
+
+def _named(key: bytes) -> str:
+    return _short(int.from_bytes(key, "big"))
+
+
+def _behind(key: bytes) -> str:
+    return f"behind {_named(key)}" if key else "the first"
 
 
 def _short(value: object) -> str:

@@ -52,6 +52,9 @@ def test_what_is_no_request_is_refused_with_its_line(tmp_path: Path, line: str) 
         ("[3, 4, 9]", "7", "hash_ids 7"),
         ("9]", f"{1 << 128}]", "340282366920938463463374607431768211456 among its hash_ids"),
         ("9]", "1.5]", "1.5 among its hash_ids"),
+        ("[3, 4, 9]", "[5, 4]", "id 4 behind 5, and it was behind 3 before"),
+        ("[3, 4, 9]", "[9, 3]", "id 9 the first, and it was behind 4 before"),
+        ("[3, 4, 9]", "[5, 5]", "id 5 behind 5, and it was the first before"),
     ],
 )
 def test_a_value_that_none_can_be_is_refused_with_its_name(tmp_path: Path, good: str, bad: str, what: str) -> None:
