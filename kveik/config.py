@@ -24,13 +24,17 @@ LARGEST = (1 << 63) - 1
 """No number of bytes, tokens or threads is beyond it, and what is below takes it for granted."""
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _at_least(slice_: object, **minima: float) -> None:
     for name, low in minima.items():
         value = getattr(slice_, name)
         if value is not None and not value >= low:
-            raise BadValue(f"--{name.replace('_', '-')} is {value}; it must be at least {low}.", param=name)
+            raise BadValue(f"{_flag(name)} is {value}; it must be at least {low}.", param=name)
         if isinstance(value, int) and value > LARGEST:
-            raise BadValue(f"--{name.replace('_', '-')} is {value}; it must be at most {LARGEST}.", param=name)
+            raise BadValue(f"{_flag(name)} is {value}; it must be at most {LARGEST}.", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +102,9 @@ class CacheConfig:
     kv_ram_bytes: int | None = None
     """Bytes of memory for what the pool gives up, beside the pool. Default: none."""
 
-    kv_ram_encoding: Literal["auto", "int8", "raw"] = "auto"
+    kv_ram_encoding: Literal["auto", "int8", "raw"] | None = None
     """How blocks are kept there. auto: int8 where the pool has bfloat16 or float32, which holds two to four times as many;
-    raw: as the pool has them, without any loss."""
+    raw: as the pool has them, without any loss. Default: auto."""
 
     kv_disk: str | None = None
     """Folder for what pool and memory give up, and for what is worth keeping at the end. One server at a time."""
@@ -114,9 +118,10 @@ class CacheConfig:
     kv_remote_bytes: int | None = None
     """Bytes that this server has there at most, of what it wrote within the last day, as far as it knows. Default: 16 GiB."""
 
-    kv_write_policy: Literal["filtered", "write-through", "second-touch"] = "filtered"
+    kv_write_policy: Literal["filtered", "write-through", "second-touch"] | None = None
     """When a block is written below. filtered: when the tier above gives it up and it is worth it. write-through: as soon as
-    it is there at all, so that a crash loses little. second-touch: when given up after being used twice, for worn drives."""
+    it is there at all, so that a crash loses little. second-touch: when given up after being used twice, for worn drives.
+    Default: filtered."""
 
     hybrid_kv_cache_fraction: float | None = None
     """Share of the memory for keys and values that lies below the pool, as --kv-ram-bytes would; in [0, 1). 0.2 to 0.3 suits
@@ -144,14 +149,32 @@ class CacheConfig:
         """The bound of --kv-remote, as given or by default."""
         return LASTING_BYTES if self.kv_remote_bytes is None else self.kv_remote_bytes
 
+    @property
+    def ram_encoding(self) -> Literal["auto", "int8", "raw"]:
+        """How blocks are kept in RAM, as given or by default."""
+        return self.kv_ram_encoding or "auto"
+
+    @property
+    def write_policy(self) -> Literal["filtered", "write-through", "second-touch"]:
+        """When a block is written below, as given or by default."""
+        return self.kv_write_policy or "filtered"
+
     def _check_places(self) -> None:
-        """A bound without a place, or a place without a name, is a mistake that nobody would notice."""
+        """A setting of a tier that there is not, or a place without a name, is a mistake that nobody would notice."""
         for name, what in (("kv_disk", "a folder"), ("kv_remote", "an address")):
-            place, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            place = getattr(self, name)
             if place is not None and not place.strip():
-                raise BadValue(f"{flag} is empty; it must be {what}.", param=name)
-            if place is None and (bound := getattr(self, f"{name}_bytes")) is not None:
-                raise BadValue(f"{flag}-bytes is {bound}, but there is no {flag} that it could bound.", param=f"{name}_bytes")
+                raise BadValue(f"{_flag(name)} is empty; it must be {what}.", param=name)
+        ram = self.kv_ram_bytes or self.hybrid_kv_cache_fraction
+        wanted = (
+            ("kv_disk_bytes", self.kv_disk, "--kv-disk"),
+            ("kv_remote_bytes", self.kv_remote, "--kv-remote"),
+            ("kv_ram_encoding", ram, "--kv-ram-bytes or --hybrid-kv-cache-fraction"),
+            ("kv_write_policy", ram or self.kv_disk or self.kv_remote, "--kv-ram-bytes, --kv-disk or --kv-remote"),
+        )
+        for name, tier, flags in wanted:
+            if not tier and (value := getattr(self, name)) is not None:
+                raise BadValue(f"{_flag(name)} is {value}, but there is no {flags}, without which it does nothing.", param=name)
 
     def _check_below(self) -> None:
         fraction = self.hybrid_kv_cache_fraction

@@ -200,7 +200,7 @@ def _check_room(setting: BelowSetting, plan: TierPlan) -> None:
 
 def _codec(setting: BelowSetting, layout: BlockLayout, name: str) -> Codec:
     """Only RAM is too dear for blocks as they are; what lasts is exact."""
-    if name != "ram" or setting.config.kv_ram_encoding == "raw" or setting.plan.kv_type.quantised:
+    if name != "ram" or setting.config.ram_encoding == "raw" or setting.plan.kv_type.quantised:
         return Raw(layout.block_bytes)
     rows = len(layout.group.layers) * 2 * layout.group.kv_heads * layout.block_size
     return Int8Rows(rows, layout.group.head_dim, setting.plan.kv_type.values)
@@ -213,11 +213,11 @@ def _records(setting: BelowSetting, tier: Tier) -> TierRecords:
         name=store.name,
         capacity_bytes=store.room_bytes,
         record_bytes=sizes,
-        writes=setting.config.kv_write_policy,
+        writes=setting.config.write_policy,
         lasts=store.name in LASTING,
         ours=store.name not in FOREIGN,
     )
-    if setting.config.eviction_policy == "lru" or setting.config.kv_write_policy != "filtered":
+    if setting.config.eviction_policy == "lru" or setting.config.write_policy != "filtered":
         # Recency knows no worth, so nothing can be said about what is worth writing.
         spec = replace(spec, factor=None)
     chance = random.Random(f"{setting.seed} {store.name}")

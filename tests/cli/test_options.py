@@ -108,6 +108,26 @@ def test_a_value_of_another_kind_is_a_usage_error() -> None:
     assert "bfloat16" in refusal_of("--dtype", "float16")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wants"),
+    [
+        ("kv-ram-encoding", "auto", "--kv-ram-bytes"),
+        ("kv-write-policy", "filtered", "--kv-disk"),
+        ("kv-disk-bytes", "1GB", "--kv-disk"),
+        ("kv-remote-bytes", "1GB", "--kv-remote"),
+    ],
+)
+def test_a_tier_setting_without_its_tier_is_a_usage_error_on_the_line_and_in_the_file(
+    name: str, value: str, wants: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "kveik.toml"
+    file.write_text(f'{name} = "{value}"\n')
+    for words in ((f"--{name}", value), ("--config", str(file))):
+        told = refusal_of(*words)
+        assert f"--{name} is " in told
+        assert f"but there is no {wants}" in told or f" {wants} or " in told
+
+
 def test_a_bad_file_is_a_usage_error(tmp_path: Path) -> None:
     file = tmp_path / "kveik.toml"
     file.write_text("blocksize = 8")

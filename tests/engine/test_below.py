@@ -24,7 +24,7 @@ from kveik.observe.events import RequestAdmitted
 from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
 from kveik.tiers import remote
-from kveik.tiers.disk import store_at
+from kveik.tiers.disk_left import store_at
 from kveik.tiers.record import Miss, RecordKey
 from kveik.tiers.store import Direct, Use, verify
 from tests.engine.tiered import metric, opened, read, transfers
