@@ -165,12 +165,12 @@ class CacheConfig:
             place = getattr(self, name)
             if place is not None and not place.strip():
                 raise BadValue(f"{_flag(name)} is empty; it must be {what}.", param=name)
-        ram = self.kv_ram_bytes or self.hybrid_kv_cache_fraction
+        ram, ram_flags = self.kv_ram_bytes or self.hybrid_kv_cache_fraction, "--kv-ram-bytes or --hybrid-kv-cache-fraction"
         wanted = (
             ("kv_disk_bytes", self.kv_disk, "--kv-disk"),
             ("kv_remote_bytes", self.kv_remote, "--kv-remote"),
-            ("kv_ram_encoding", ram, "--kv-ram-bytes or --hybrid-kv-cache-fraction"),
-            ("kv_write_policy", ram or self.kv_disk or self.kv_remote, "--kv-ram-bytes, --kv-disk or --kv-remote"),
+            ("kv_ram_encoding", ram, ram_flags),
+            ("kv_write_policy", ram or self.kv_disk or self.kv_remote, f"--kv-disk, --kv-remote, {ram_flags}"),
         )
         for name, tier, flags in wanted:
             if not tier and (value := getattr(self, name)) is not None:

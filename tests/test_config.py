@@ -14,7 +14,7 @@ TIERS_OF = {
     "kv_disk_bytes": ("kv_disk",),
     "kv_remote_bytes": ("kv_remote",),
     "kv_ram_encoding": ("kv_ram_bytes", "hybrid_kv_cache_fraction"),
-    "kv_write_policy": ("kv_ram_bytes", "kv_disk", "kv_remote"),
+    "kv_write_policy": ("kv_ram_bytes", "hybrid_kv_cache_fraction", "kv_disk", "kv_remote"),
 }
 VALUES: dict[str, tuple[object, ...]] = {
     "kv_disk_bytes": (5000,),
@@ -51,7 +51,7 @@ def test_a_tier_setting_without_its_tier_is_refused_with_what_it_wants() -> None
 
 
 def test_a_share_of_nothing_is_no_tier() -> None:
-    with pytest.raises(BadValue, match="--kv-write-policy is filtered, but there is no --kv-ram-bytes"):
+    with pytest.raises(BadValue, match="--kv-write-policy is filtered, but there is no --kv-disk, "):
         CacheConfig(kv_write_policy="filtered", hybrid_kv_cache_fraction=0)
 
 
