@@ -12,7 +12,7 @@ from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SERVER, Settings, takes
 from kveik.cli.say import say
 from kveik.config import ModelConfig, ServerConfig
-from kveik.engine.accounts import cache_stats, reset_cache
+from kveik.engine.accounts import cache_stats, reset_cache, tier_status
 from kveik.engine.build import LoadedEngine, open_engine
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import learnt_path, load_learnt, save_learnt
@@ -95,6 +95,8 @@ def _state(
         secret=secret,
         metrics=loaded.metrics.exposition,
         counts=lambda: _counts(loaded.engine.scheduler),
+        prompt_tokens=lambda: loaded.metrics.prompt_tokens,
+        tiers=lambda: tier_status(loaded.engine),
         facts={"type of the arithmetic": loaded.dtype_name, "type of keys and values": loaded.kv_dtype_name},
         fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",
         alive=lambda: loop.alive,

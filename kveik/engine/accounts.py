@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from kveik.engine.engine import Engine
 from kveik.engine.transfers import BelowParts
+from kveik.observe.tier_log import hindered
 from kveik.observe.tiers import TierFacts
 from kveik.tiers.breaker import BreakerState
 from kveik.tiers.mover import TierState
@@ -37,6 +38,26 @@ def _facts(state: TierState) -> TierFacts:
         refusals={str(reason): count for reason, count in counts.refusals.items()},
         errors=counts.errors,
     )
+
+
+def tier_status(engine: Engine) -> list[dict[str, object]]:
+    """Of each tier what people want to see at a glance. From any thread."""
+    if engine.transfers is None:
+        return []
+    mover, found = engine.transfers.parts.mover, list[dict[str, object]]()
+    for facts in tier_facts(engine.transfers.parts):
+        hindrances = mover.hindrances(facts.name)
+        found.append(
+            {
+                "name": facts.name,
+                "capacity_bytes": facts.capacity_bytes,
+                "bytes_used": facts.bytes_used,
+                "records": facts.records,
+                "left_alone": not hindrances.keys().isdisjoint({"reading", "writing"}),
+                "trouble": hindered(hindrances) or None,
+            }
+        )
+    return found
 
 
 def cache_stats(engine: Engine) -> dict[str, object]:

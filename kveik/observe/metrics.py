@@ -158,6 +158,12 @@ class Metrics(Collector):
         with self._lock:
             _count(self._counts, event)
 
+    @property
+    def prompt_tokens(self) -> dict[str, int]:
+        """Of admitted requests, by where their keys and values came from: computed, cached (in the pool), or a tier's name."""
+        with self._lock:
+            return dict(_sources(self._counts))
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus's text format, in `CONTENT_TYPE`."""
         return generate_latest(self.registry)
@@ -246,8 +252,12 @@ def _now(load: Load) -> Iterable[Metric]:
     yield from (usage, blocks)
 
 
+def _sources(counts: _Counts) -> tuple[tuple[str, int], ...]:
+    return (("computed", counts.computed_tokens), ("cached", counts.pool_tokens), *counts.loaded_tokens.items())
+
+
 def _totals(counts: _Counts, listener_errors: int) -> Iterable[Metric]:
-    sources = (("computed", counts.computed_tokens), ("cached", counts.pool_tokens), *counts.loaded_tokens.items())
+    sources = _sources(counts)
     yield _counter("requests", "Requests that were queued.", counts.arrived)
     yield _counter("prefix_cache_queries", "Prompt tokens for which the cache was asked, at admission.", counts.queried_tokens)
     yield _counter("prefix_cache_hits", "Prompt tokens found in the cache, at admission.", counts.cached_tokens)

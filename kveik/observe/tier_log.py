@@ -32,7 +32,12 @@ def log_tiers(event: Event) -> None:
 def _state(hindrances: Mapping[str, str], how: str) -> str:
     if not hindrances:
         return "is available again"
-    return f"{how}: " + "; ".join(_WORDS[part].format(why) for part, why in hindrances.items())
+    return f"{how}: {hindered(hindrances)}"
+
+
+def hindered(hindrances: Mapping[str, str]) -> str:
+    """What is wrong with a tier, for people; empty: nothing."""
+    return "; ".join(_WORDS[part].format(why) for part, why in hindrances.items())
 
 
 def _kept(event: TierKept) -> str:

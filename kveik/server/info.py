@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.resources
 import json
+from collections.abc import Mapping
 from functools import partial
 
 from fastapi import APIRouter
@@ -152,8 +153,20 @@ async def version() -> dict[str, str]:
 async def status(request: Request) -> Response:
     """The live numbers of the page at /."""
     state = _state(request)
-    answer = {"draining": state.traffic.draining, "facts": dict(state.facts), "counts": dict(state.counts())}
+    answer = {
+        "draining": state.traffic.draining,
+        "facts": dict(state.facts),
+        "counts": dict(state.counts()),
+        "prompt_tokens": dict(state.prompt_tokens()),
+        "tiers": [_tier(tier, state) for tier in state.tiers()],
+    }
     return json_response(answer)
+
+
+def _tier(tier: Mapping[str, object], state: ServerState) -> dict[str, object]:
+    # Words may name another machine, and where there are keys this answer is for people without one as well.
+    hidden = tier["trouble"] and state.config.api_key
+    return {**tier, "trouble": "it is in trouble; the log and /cache/stats say more" if hidden else tier["trouble"]}
 
 
 @router.get("/cache/stats", tags=["operation"], responses=errors(401, 503))

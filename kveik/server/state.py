@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -47,6 +47,12 @@ class ServerState:
 
     counts: Callable[[], Mapping[str, int | float]]
     """Live numbers for the page at /, by name."""
+
+    prompt_tokens: Callable[[], Mapping[str, int]] = dict
+    """Those of prompts by where they came from, for the page at /."""
+
+    tiers: Callable[[], Sequence[Mapping[str, object]]] = tuple
+    """Those below the pool, as `protocol.TierStatus` has them, for the page at /."""
 
     fingerprint: str
     """Stands for weights and settings in answers (`system_fingerprint`)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
+import subprocess
 
 import httpx
 import pytest
@@ -145,6 +147,8 @@ def test_the_page_names_the_model_and_its_example_works(client: httpx.Client) ->
         "draining": False,
         "facts": {"type of keys and values": "int8"},
         "counts": {"running": 0, "waiting": 0},
+        "prompt_tokens": {},
+        "tiers": [],
     }
 
 
@@ -211,3 +215,44 @@ def test_only_the_first_key_may_empty_everybodys_cache() -> None:
             assert httpx.post(f"{server.url}/cache/reset", headers=headers).status_code == status
             assert httpx.get(f"{server.url}/cache/stats", headers=headers).status_code == 200
         assert httpx.get(f"{server.url}/cache/stats").status_code == 401
+
+
+DISK = {
+    "name": "disk",
+    "capacity_bytes": 10_000,
+    "bytes_used": 4096,
+    "records": 3,
+    "left_alone": True,
+    "trouble": "cache-3:6379 is slow",
+}
+
+
+def test_the_status_has_the_tiers_and_words_about_them_only_where_all_may_read_them() -> None:
+    tokens = {"computed": 7, "cached": 2, "disk": 5}
+    with running(tiers=lambda: [DISK], prompt_tokens=lambda: tokens) as server:
+        status = httpx.get(f"{server.url}/status").json()
+        assert status["tiers"] == [DISK]
+        assert status["prompt_tokens"] == tokens
+    with running(tiers=lambda: [DISK], api_key=("k",)) as server:
+        answer = httpx.get(f"{server.url}/status")
+        assert "cache-3" not in answer.text
+        assert answer.json()["tiers"] == [DISK | {"trouble": "it is in trouble; the log and /cache/stats say more"}]
+    with running(tiers=lambda: [DISK | {"trouble": None}], api_key=("k",)) as server:
+        assert httpx.get(f"{server.url}/status").json()["tiers"][0]["trouble"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium here")
+@pytest.mark.parametrize("tiers", [[], [DISK], [DISK | {"name": "ram", "left_alone": False, "trouble": None}, DISK]], ids=len)
+def test_the_page_shows_the_tiers_in_a_browser_and_nothing_where_there_are_none(tiers: list[dict[str, object]]) -> None:
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    with running(tiers=lambda: tiers, prompt_tokens=lambda: {"computed": 1234, "cached": 2, "disk": 5678}) as server:
+        shown = subprocess.run([*command, server.url], capture_output=True, check=True, timeout=100, text=True).stdout
+    assert ('<section id="below" hidden' in shown) == (not tiers)
+    text = re.sub("<[^>]*>", "|", shown[shown.index('<tbody id="tiers"') : shown.index("</section>")])
+    rows = re.findall(r"\|(\w+)\|+4.0 KiB of 9.8 KiB\|+3\|+([\d,]+)\|+([a-z ]+)\|", text)
+    assert rows == [
+        (one["name"], "5,678" if one is tiers[-1] else "0", "left alone" if one["left_alone"] else "open") for one in tiers
+    ]
+    assert text.count("cache-3:6379 is slow") == (len(tiers) > 0)
+    assert ("2 were found in the pool, and 1,234 computed" in text) or not tiers
