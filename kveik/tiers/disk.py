@@ -65,7 +65,9 @@ class DiskStore:
         self._owed: set[RecordKey] = set()
         """Forgotten, but still in the index."""
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
-        self._enter(first=True)
+        self._bytes_used = 0
+        with self._changing():
+            self._enter(first=True)
 
     @property
     def room_bytes(self) -> int:
@@ -73,7 +75,8 @@ class DiskStore:
 
     @property
     def bytes_used(self) -> int:
-        return self._plan.bytes_on_disk()
+        """As of the last change: whoever asks must not wait for a disk that does not answer."""
+        return self._bytes_used
 
     @property
     def records(self) -> int:
@@ -83,7 +86,7 @@ class DiskStore:
         return self._plan.sizes[group]
 
     def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
-        with self._alone:
+        with self._changing():
             return self._put_many(records)
 
     def _put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
@@ -114,7 +117,7 @@ class DiskStore:
         return [folder is not None and folder.slots.has(key) for key in keys]
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
-        with self._alone:
+        with self._changing():
             if self._folder is not None:
                 # Gone from the books at once. Until the index knows, it names a slot that may hold something else: a miss.
                 self._owed.update(key for key in keys if self._folder.slots.forget(key))
@@ -125,14 +128,14 @@ class DiskStore:
         return iter([] if self._folder is None else self._folder.slots.items())
 
     def give_back(self) -> None:
-        with self._alone:
+        with self._changing():
             if (folder := self._ready()) is not None:
                 with self._watched():
                     folder.give_back(self._plan)
                     self._owed.clear()
 
     def clear(self) -> None:
-        with self._alone:
+        with self._changing():
             if (folder := self._ready()) is not None:
                 with self._watched():
                     folder.clear(self._plan)
@@ -192,6 +195,13 @@ class DiskStore:
             self.trouble, self._pause = None, PAUSE_SECONDS
             return True
         return False
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around every change of books and files, by one thread at a time."""
+        with self._alone:
+            yield
+            self._bytes_used = self._plan.bytes_on_disk()
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

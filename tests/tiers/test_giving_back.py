@@ -196,3 +196,13 @@ def test_room_goes_back_only_when_nothing_waits_to_be_written() -> None:
     assert store.bytes_used == 0
     assert not mover.busy
     mover.close()
+
+
+def test_who_asks_what_a_disk_holds_does_not_wait_for_it(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put_many(pairs(range(20)))
+    with monkeypatch.context() as patched:
+        for name in ("stat", "fstat", "pread", "preadv"):
+            patched.setattr(f"os.{name}", lambda *_, **__: pytest.fail("the disk is asked"))
+        assert store.bytes_used > 20 * 4096
+        assert (store.records, store.trouble, store.capacity_bytes) == (20, None, 8 * MIB)
+    assert store.bytes_used == blocks_on_disk(store._plan.folder)
