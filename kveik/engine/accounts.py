@@ -10,6 +10,7 @@ from kveik.observe.tier_log import hindered
 from kveik.observe.tiers import TierFacts
 from kveik.tiers.breaker import BreakerState
 from kveik.tiers.mover import TierState
+from kveik.tiers.record import Miss, Refusal
 
 
 def tier_facts(parts: BelowParts | None) -> list[TierFacts]:
@@ -31,11 +32,13 @@ def _facts(state: TierState) -> TierFacts:
         staging_bytes=state.staging_bytes,
         records_loaded=counts.records_read,
         bytes_loaded=counts.bytes_read,
+        seconds_loading=counts.seconds_reading,
         records_spilled=counts.records_written,
         bytes_spilled=counts.bytes_written,
+        seconds_spilling=counts.seconds_writing,
         records_deleted=counts.records_deleted,
-        misses={str(reason): count for reason, count in counts.misses.items()},
-        refusals={str(reason): count for reason, count in counts.refusals.items()},
+        misses={str(reason): counts.misses[reason] for reason in Miss},
+        refusals={str(reason): counts.refusals[reason] for reason in Refusal},
         errors=counts.errors,
     )
 
@@ -82,6 +85,7 @@ def reset_cache(engine: Engine) -> None:
     """Forget all contents that nobody holds, in the pool and in every tier that is ours alone."""
     scheduler = engine.scheduler
     scheduler.ledger.reset()
+    engine.recorder.idled()
     if engine.transfers is not None:
         engine.transfers.parts.directory.reset()
         engine.attend()

@@ -256,7 +256,10 @@ def _join(
     bus.subscribe(metrics.listen)
     bus.subscribe(log_tiers)
     transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock, bus.publish)
-    engine = Engine(scheduler, executor, clock, Recorder(bus, scheduler), seed=config.stream.seed, transfers=transfers)
+    recorder = Recorder(bus, scheduler)
+    # A gauge that appears with the first request only looks as if something had been wrong before it.
+    recorder.idled()
+    engine = Engine(scheduler, executor, clock, recorder, seed=config.stream.seed, transfers=transfers)
     if below is not None:
         below.mover.start()
     return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint, decoder.arithmetic)

@@ -105,7 +105,7 @@ class Recorder:
         )
 
     def idled(self) -> None:
-        """Something ended outside a step."""
+        """The load is what it is outside a step: at the start, and when something ended or was forgotten."""
         self._bus.publish(LoadChanged(self._load()))
 
     def overrun(self) -> None:

@@ -29,16 +29,26 @@ class TierFacts:
 
     records_loaded: int
     bytes_loaded: int
+    seconds_loading: float
+    """That its store was reading, misses included."""
+
     records_spilled: int
     bytes_spilled: int
+    seconds_spilling: float
+    """That records were encoded and its store was writing, refusals included."""
+
     records_deleted: int
     misses: Mapping[str, int] = field(default_factory=dict)
-    """Records that were asked for and not loaded, by reason."""
+    """Records that were asked for and not loaded, by reason; every reason that there is, so that its first is seen to come."""
 
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Blocks that were given up and not stored, by reason."""
+    """Blocks that were given up and not stored, by reason; every reason, too."""
 
     errors: int = 0
+
+    @property
+    def in_trouble(self) -> bool:
+        return self.trouble is not None
 
 
 _GAUGES = (
@@ -47,6 +57,7 @@ _GAUGES = (
     ("kv_tier_records", "Blocks of layer groups that it holds.", "records"),
     ("kv_tier_spills_waiting_bytes", "Bytes that wait to be written to it.", "spills_waiting_bytes"),
     ("kv_tier_staging_bytes", "Bytes that may wait to be written to it.", "staging_bytes"),
+    ("kv_tier_trouble", "Whether its store tells of trouble; /cache/stats has it in words.", "in_trouble"),
     ("kv_tier_reads_admitted", "Whether its breaker lets loads through.", "open_for_reading"),
     ("kv_tier_writes_admitted", "Whether its breaker lets spills through.", "open_for_writing"),
 )
@@ -54,8 +65,10 @@ _GAUGES = (
 _COUNTERS = (
     ("kv_tier_loads", "Records loaded from it.", "records_loaded"),
     ("kv_tier_loaded_bytes", "Bytes of them.", "bytes_loaded"),
+    ("kv_tier_load_seconds", "Seconds that its store was reading.", "seconds_loading"),
     ("kv_tier_spills", "Records written to it.", "records_spilled"),
     ("kv_tier_spilled_bytes", "Bytes of them.", "bytes_spilled"),
+    ("kv_tier_spill_seconds", "Seconds that records were encoded and its store was writing.", "seconds_spilling"),
     ("kv_tier_deletions", "Records removed from it.", "records_deleted"),
     ("kv_tier_errors", "Exceptions of its store that should have been answers.", "errors"),
 )

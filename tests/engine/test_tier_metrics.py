@@ -1,0 +1,121 @@
+"""What /metrics tells of the tiers: from the first scrape on, whether they are well, and as docs/CACHE.md says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kveik.engine.accounts import reset_cache
+from kveik.engine.llm import LLM
+from kveik.tiers.disk import DiskStore
+from kveik.tiers.disk_files import SlotFiles
+from kveik.tiers.record import Miss, Refusal
+from tests.bad_days.traffic import GREEDY
+from tests.engine.tiered import BLOCKS, metric, opened, transfers
+from tests.engine.tiny import save_tiny_llama
+
+PAGE = Path(__file__).parents[2] / "docs" / "CACHE.md"
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    model = save_tiny_llama(tmp_path / "model")
+    cache: dict[str, object] = {"kv_ram_bytes": 1 << 20, "kv_disk": str(tmp_path / "kv"), "kv_disk_bytes": 1 << 26}
+    found = opened(str(model), **cache, kv_write_policy="write-through")
+    yield found
+    found.close()
+
+
+def samples(llm: LLM) -> dict[str, list[dict[str, str]]]:
+    """Name -> labels of each sample."""
+    found = defaultdict(list)
+    for family in text_string_to_metric_families(llm.loaded.metrics.exposition().decode()):
+        for sample in family.samples:
+            found[sample.name.removeprefix("kveik:")].append(sample.labels)
+    return found
+
+
+def answer(llm: LLM, *prompts: list[int]) -> None:
+    llm.generate([tuple(prompt) for prompt in prompts], GREEDY)
+    mover = transfers(llm).parts.mover
+    mover.drain(llm.loaded.engine.clock.now() + 60)
+    llm.loaded.engine.attend()
+
+
+def test_every_reason_is_counted_from_the_first_scrape_on(llm: LLM) -> None:
+    found = samples(llm)
+    for name, reasons in (("kv_tier_misses_total", Miss), ("kv_tier_drops_total", Refusal)):
+        expected = [{"tier": tier, "reason": str(reason)} for tier in ("ram", "disk") for reason in reasons]
+        assert found[name] == expected
+        assert metric(llm, name, "ram") == metric(llm, name, "disk") == 0
+
+
+def test_the_pool_is_shown_from_the_first_scrape_on_and_after_a_reset(llm: LLM) -> None:
+    assert metric(llm, "kv_cache_blocks", "free") == BLOCKS
+    answer(llm, [*range(1, 100)])
+    assert metric(llm, "kv_cache_blocks", "cached") > 0
+    reset_cache(llm.loaded.engine)
+    assert (metric(llm, "kv_cache_blocks", "cached"), metric(llm, "kv_cache_blocks", "free")) == (0, BLOCKS)
+
+
+def test_a_store_in_trouble_is_seen_for_as_long_as_it_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 0)
+    disk = transfers(llm).parts.stores[1]
+    assert isinstance(disk, DiskStore)
+    with monkeypatch.context() as broken:
+        broken.setattr(SlotFiles, "write", refuse)
+        answer(llm, [*range(1, 100)])
+        assert disk.trouble == "File too large"
+        assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 1)
+        assert metric(llm, "kv_tier_drops_total", "failed") > 0
+    disk._again = float("-inf")
+    answer(llm, [*range(100, 200)])
+    assert metric(llm, "kv_tier_trouble", "disk") == 0
+
+
+def test_seconds_of_reading_and_writing_are_counted_for_each_tier(llm: LLM) -> None:
+    start = llm.loaded.engine.clock.now()
+    answer(llm, *([number] * 300 for number in range(1, 9)))
+    for number in range(1, 9):
+        answer(llm, [number] * 300)
+    most = llm.loaded.engine.clock.now() - start
+    counts = transfers(llm).parts.mover.state("disk").counts
+    assert metric(llm, "kv_tier_spill_seconds_total", "disk") == counts.seconds_writing
+    assert 0 < counts.seconds_writing < most
+    read = {name: metric(llm, "kv_tier_load_seconds_total", name) for name in ("ram", "disk")}
+    assert 0 < sum(read.values()) < 2 * most
+    for name in ("ram", "disk"):
+        assert read[name] == transfers(llm).parts.mover.state(name).counts.seconds_reading
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The table of docs/CACHE.md that has this in its first line, cell by cell."""
+    table = PAGE.read_text(encoding="utf-8").partition(f"{heading} |\n")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
+
+
+def test_the_page_names_every_metric_of_the_cache_and_no_other(llm: LLM) -> None:
+    named = [found for row in rows("| metric | what it says") for found in re.findall(r"`(kv_\w+)(?:\{([\w,]+)\})?`", row[0])]
+    exposed = {
+        name: sorted(labels[0].keys() - {"tier"}) for name, labels in samples(llm).items() if name.startswith("kv_") and labels
+    }
+    assert sorted(name for name, _ in named) == sorted(exposed)
+    assert {name: sorted(filter(None, labels.split(","))) for name, labels in named} == exposed
+
+
+@pytest.mark.parametrize(("heading", "reasons"), [("miss", Miss), ("drop", Refusal)])
+def test_the_page_names_every_reason_with_what_to_do(heading: str, reasons: type[Miss | Refusal]) -> None:
+    table = rows(f"| reason | of a {heading} | what to do")
+    named = [name for row in table for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(named) == sorted(map(str, reasons))
+    assert all(len(row) == 3 and all(row) for row in table)
