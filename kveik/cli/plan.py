@@ -15,7 +15,7 @@ from kveik.model.weights import open_model
 
 @takes(*ENGINE)
 def plan(settings: Settings) -> None:
-    """Tell what fits: blocks, tokens, requests at once; and what tiers below would hold.
+    """Tell what fits: blocks, tokens, requests at once.
 
     \b
     kveik plan qwen2.5-coder-1.5b
@@ -23,8 +23,8 @@ def plan(settings: Settings) -> None:
     kveik plan qwen2.5-coder-1.5b --kv-ram-bytes 4GB --kv-disk ~/kv --kv-disk-bytes 50GB
 
     It reads the model's header and the machine's memory, loads nothing, and prints what `kveik serve` would do with the same
-    options. Where they do not fit, it says by how much and what would, and ends with exit code 1. A folder for the cache is
-    neither made nor opened.
+    options, tiers below the pool included; their folder is neither made nor opened. Where they do not fit, it says by how
+    much and what would, and ends with exit code 1.
 
     A model that is not here yet is fetched first, as the other commands do; `kveik models` tells which are here, and how large
     the others are.
