@@ -132,7 +132,7 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
     for plan, tier in zip(plans, tiers, strict=True):
         report(plan.line(setting.config.block_size, _found(tier.store)))
         if tier.store.trouble:
-            log.warning("The tier %s does not serve as it should: %s.", tier.store.name, tier.store.trouble)
+            log.warning("The tier %s does not serve as it should: %s.", tier.title, tier.store.trouble)
     records = [_records(setting, tier) for tier in tiers]
     directory = Directory(setting.plan.spec.groups, setting.config.block_size, records)
     for number, tier in enumerate(tiers):
@@ -168,16 +168,20 @@ def _planned(setting: BelowSetting, name: str) -> TierPlan:
 
 def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> Tier:
     store: Store
+    place = "--kv-ram-bytes" if config.kv_ram_bytes else "--hybrid-kv-cache-fraction"
     if plan.name == "ram":
         store = RamStore(plan.formats, plan.extent.capacity_bytes, clock)
     elif plan.name == "disk":
         assert config.kv_disk is not None
-        store = DiskStore(Path(config.kv_disk).expanduser(), plan.formats, plan.extent.capacity_bytes, clock)
+        folder = Path(config.kv_disk).expanduser()
+        place = f"--kv-disk {folder.absolute()}"
+        store = DiskStore(folder, plan.formats, plan.extent.capacity_bytes, clock)
     else:
         assert config.kv_remote is not None
         limits = RemoteLimits(capacity_bytes=plan.extent.capacity_bytes)
         store = RemoteStore(config.kv_remote, plan.formats, limits, clock)
-    return Tier(store=store, codecs=plan.codecs, staging_bytes=STAGING_BYTES)
+        place = f"--kv-remote {store.address}"
+    return Tier(store=store, codecs=plan.codecs, staging_bytes=STAGING_BYTES, place=place)
 
 
 def _check_room(setting: BelowSetting, plan: TierPlan) -> None:

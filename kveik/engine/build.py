@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -254,7 +255,7 @@ def _join(
     )
     metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
     bus.subscribe(metrics.listen)
-    bus.subscribe(log_tiers)
+    bus.subscribe(partial(log_tiers, titles={} if below is None else below.mover.titles))
     transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock, bus.publish)
     recorder = Recorder(bus, scheduler)
     # A gauge that appears with the first request only looks as if something had been wrong before it.

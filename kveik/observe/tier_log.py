@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from kveik.memory import amount
 from kveik.observe.events import Event, RecordsDamaged, TierChanged, TierKept
@@ -16,15 +17,16 @@ log = logging.getLogger(__name__)
 _WORDS = {"reading": "nothing is read from it: {}", "writing": "nothing is written to it: {}", "store": "{}"}
 
 
-def log_tiers(event: Event) -> None:
-    """A listener."""
+def log_tiers(event: Event, titles: Mapping[str, str] = MappingProxyType({})) -> None:
+    """A listener. `titles`: what to call tiers, where that is not their name alone."""
     match event:
         case TierChanged():
             more = f" (faults since the line before: {event.faults})" if event.faults > 1 else ""
             level, how = (logging.WARNING, "is in trouble") if event.worse else (logging.INFO, "is better, but")
-            log.log(level, "The tier %s %s%s.", event.tier, _state(event.hindrances, how), more)
+            log.log(level, "The tier %s %s%s.", titles.get(event.tier, event.tier), _state(event.hindrances, how), more)
         case RecordsDamaged():
-            log.warning("The tier %s gave %d damaged records, which are computed again.", event.tier, event.records)
+            title = titles.get(event.tier, event.tier)
+            log.warning("The tier %s gave %d damaged records, which are computed again.", title, event.records)
         case TierKept():
             log.log(logging.WARNING if event.missing else logging.INFO, "%s", _kept(event))
 

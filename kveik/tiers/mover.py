@@ -48,6 +48,14 @@ class Tier:
 
     limits: BreakerLimits = field(default_factory=BreakerLimits)
 
+    place: str = ""
+    """Where the store is, and what named it, for people; without password."""
+
+    @property
+    def title(self) -> str:
+        """For the log."""
+        return f"{self.store.name} ({self.place})" if self.place else self.store.name
+
 
 @dataclass(frozen=True, slots=True)
 class TierState:
@@ -80,6 +88,7 @@ class _Lane:
         self.reader = Reader(store, codecs, Breaker(tier.limits), self.tally, clock, tell)
         self.writer = Writer(store, codecs, self.staging, Breaker(tier.limits), self.tally, clock, tell)
         self.store = store
+        self.title = tier.title
         self.threads: list[threading.Thread] = []
 
 
@@ -157,6 +166,11 @@ class Mover:
                 self._forget(one.job)
         return found
 
+    @property
+    def titles(self) -> dict[str, str]:
+        """Name of each tier -> how the log calls it."""
+        return {name: lane.title for name, lane in self._lanes.items()}
+
     def room(self, tier: str) -> int:
         """Blocks that can be spilled now without one being dropped."""
         return self._lanes[tier].staging.free
@@ -219,9 +233,9 @@ class Mover:
     def close(self, seconds: float = STOP_SECONDS) -> None:
         """Stop, and close the stores. A thread that does not come back in time keeps its store open."""
         self.stop(seconds)
-        for name, lane in self._lanes.items():
+        for lane in self._lanes.values():
             if any(thread.is_alive() for thread in lane.threads):
-                log.warning("The tier %s does not answer; its store is left as it is.", name)
+                log.warning("The tier %s does not answer; its store is left as it is.", lane.title)
             else:
                 lane.store.close()
 

@@ -184,7 +184,7 @@ class RemoteStore:
                 self._written.missing(key, entry)
         own = [answer if isinstance(answer, Exception) or fits(answer) else _Nonsense() for answer in own]
         failed = next((answer for answer in own if isinstance(answer, Exception)), None)
-        self.trouble = None if failed is None else f"{self.address} {_what_failed(failed)}"
+        self.trouble = None if failed is None else _what_failed(failed)
         return own
 
     def _chores(self, now: float) -> tuple[list[tuple[RecordKey, Entry]], list[tuple[RecordKey, Entry]]]:

@@ -65,7 +65,8 @@ def test_a_server_that_stops_and_starts_again_is_told_once_each(tmp_path: Path, 
         # The store's trouble, reading and writing, together or one by one.
         assert 1 <= len(told) <= 3
         assert {level for level, _ in told} == {"WARNING"}
-        assert f"{server.url} does not answer" in told[-1][1]
+        assert told[-1][1].startswith(f"The tier remote (--kv-remote {server.url}) is in trouble: ")
+        assert "does not answer (" in told[-1][1]
         server.start()
         until(lambda: not transfers(llm).parts.mover.hindrances("remote"), lambda: asyncio.run(ask()))
         # It is told although nobody asks any more.

@@ -1,4 +1,4 @@
-"""What /metrics tells of the tiers: from the first scrape on, whether they are well, and as docs/CACHE.md says."""
+"""What /metrics and the log tell of the tiers: from the first scrape on, whether they are well, and as docs/CACHE.md says."""
 
 from __future__ import annotations
 
@@ -65,10 +65,35 @@ def test_the_pool_is_shown_from_the_first_scrape_on_and_after_a_reset(llm: LLM) 
     assert (metric(llm, "kv_cache_blocks", "cached"), metric(llm, "kv_cache_blocks", "free")) == (0, BLOCKS)
 
 
-def test_a_store_in_trouble_is_seen_for_as_long_as_it_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+def refuse(*_: object) -> None:
+    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
+
+def test_a_folder_that_cannot_be_written_is_named_in_the_log(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(SlotFiles, "write", refuse)
+    answer(llm, [*range(1, 100)])
+    told = [one.getMessage() for one in caplog.records if "trouble" in one.getMessage()]
+    assert told
+    assert all(line.startswith(f"The tier disk (--kv-disk {tmp_path}/kv) is in trouble: ") for line in told)
+    assert "File too large" in told[-1]
+
+
+def test_the_log_calls_a_tier_by_its_place_and_never_by_a_password(tmp_path: Path) -> None:
+    model, url = save_tiny_llama(tmp_path / "model"), "redis://someone:hidden@127.0.0.1:1/3?client_name=kveik"
+    found = opened(str(model), kv_ram_bytes=1 << 20, kv_remote=url)
+    assert transfers(found).parts.mover.titles == {
+        "ram": "ram (--kv-ram-bytes)",
+        "remote": "remote (--kv-remote redis://127.0.0.1:1/3)",
+    }
+    found.close()
+    shared = opened(str(model), num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 22, hybrid_kv_cache_fraction=0.5)
+    assert transfers(shared).parts.mover.titles == {"ram": "ram (--hybrid-kv-cache-fraction)"}
+    shared.close()
+
+
+def test_a_store_in_trouble_is_seen_for_as_long_as_it_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 0)
     disk = transfers(llm).parts.stores[1]
     assert isinstance(disk, DiskStore)

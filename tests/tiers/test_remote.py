@@ -145,7 +145,7 @@ def test_a_server_that_is_killed_frozen_and_restarted_costs_misses_only() -> Non
         impatient.close()
         server.kill()
         assert read(store, [1, 2]) == [Miss.FAILED, Miss.FAILED]
-        assert store.trouble == f"redis://127.0.0.1:{server.port}/0 does not answer (ConnectionError)"
+        assert store.trouble == "does not answer (ConnectionError)"
         server.start()
         assert read(store, [1]) == [Miss.ABSENT]
         assert store.put_many(pairs([1])) == [None]

@@ -56,7 +56,7 @@ def test_whatever_a_server_answers_nothing_is_raised_and_the_trouble_is_told(kin
         for ask in asked.values():
             ask()
             troubles.add(store.trouble)
-        assert any(trouble is not None and store.address in trouble for trouble in troubles)
+        assert troubles - {None}
         assert store.probe_many(keys, 0.0) in ([None] * 3, [False] * 3)
         assert all(miss in (Miss.FAILED, Miss.TORN) for miss in read(store, range(3)))
         stored = store.put_many(pairs(range(3)))
@@ -88,7 +88,7 @@ def test_a_password_that_is_wrong_or_missing_is_trouble_and_nothing_counts_as_wr
     with running("--requirepass", "s3cret") as server:
         store = RemoteStore(url.format(port=server.port), FORMATS, RemoteLimits(timeout_seconds=30.0), StepClock())
         assert store.put_many(pairs([1, 2])) == [Refusal.FAILED] * 2
-        assert store.trouble == f"redis://127.0.0.1:{server.port}/0 refuses (AuthenticationError)"
+        assert store.trouble == "refuses (AuthenticationError)"
         assert store.records == 0
         store.close()
 
@@ -97,7 +97,7 @@ def test_a_database_that_the_server_does_not_have_is_trouble() -> None:
     with running() as server:
         store = RemoteStore(server.url.replace("/0", "/99"), FORMATS, RemoteLimits(timeout_seconds=30.0), StepClock())
         assert store.put_many(pairs([1])) == [Refusal.FAILED]
-        assert store.trouble == f"redis://127.0.0.1:{server.port}/99 refuses (ResponseError)"
+        assert store.trouble == "refuses (ResponseError)"
         store.close()
 
 
