@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from kveik.engine.llm import LLM
 from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_files import SlotFiles
 from kveik.tiers.record import Miss, Refusal
+from tests.bad_days.test_troubled import impatient
 from tests.bad_days.traffic import GREEDY
 from tests.engine.tiered import BLOCKS, metric, opened, transfers
 from tests.engine.tiny import save_tiny_llama
@@ -95,6 +98,7 @@ def test_the_log_calls_a_tier_by_its_place_and_never_by_a_password(tmp_path: Pat
 
 def test_a_store_in_trouble_is_seen_for_as_long_as_it_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 0)
+    impatient(llm, "disk")
     disk = transfers(llm).parts.stores[1]
     assert isinstance(disk, DiskStore)
     with monkeypatch.context() as broken:
@@ -103,9 +107,13 @@ def test_a_store_in_trouble_is_seen_for_as_long_as_it_is(llm: LLM, monkeypatch: 
         assert disk.trouble == "File too large"
         assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 1)
         assert metric(llm, "kv_tier_drops_total", "failed") > 0
-    disk._again = float("-inf")
-    answer(llm, [*range(100, 200)])
-    assert metric(llm, "kv_tier_trouble", "disk") == 0
+    disk._again, deadline = float("-inf"), time.monotonic() + 60
+    for start in itertools.cycle(range(1, 100)):
+        # Its breaker may have opened as well, and admits a try now and then.
+        answer(llm, [*range(start, start + 100)])
+        if metric(llm, "kv_tier_trouble", "disk") == 0:
+            break
+        assert time.monotonic() < deadline
 
 
 def test_seconds_of_reading_and_writing_are_counted_for_each_tier(llm: LLM) -> None:
