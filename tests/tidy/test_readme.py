@@ -102,6 +102,8 @@ def serving(command: str, folder: Path) -> Iterator[str]:
                 break
         assert said, command
         assert "is served at" in said[-1], "".join(said)
+        # Those who ask it may take longer than it took to start.
+        watchdog.cancel()
         yield f"http://127.0.0.1:{port}"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
