@@ -73,9 +73,10 @@ class MemoryPlan:
             f"{amount(layout.block_bytes)} = {amount(count * layout.block_bytes)}"
             for number, (layout, count) in enumerate(zip(self.layouts, self.blocks, strict=True))
         )
+        below = f", a tier of {amount(self.ram_bytes)} in memory" if self.ram_bytes else ""
         return (
             f"memory available {amount(self.available_bytes)} × {self.utilization:g}, weights {amount(self.weight_bytes)}, "
-            f"workspace {amount(self.workspace_bytes)}",
+            f"workspace {amount(self.workspace_bytes)}{below}",
             f"key/value blocks {amount(self.cache_bytes)} of {amount(self.budget_bytes)} ({self.source}), "
             f"{self.layouts[0].block_size} tokens each",
             *groups,
@@ -175,7 +176,8 @@ def _why_not(plan: MemoryPlan, override: int | None, fraction: float) -> str:
         below = f" beside the {plan.ram_bytes} of the tier in memory" if plan.ram_bytes else ""
         arithmetic = f"--kv-cache-memory-bytes gives {plan.budget_bytes} bytes{below}."
     else:
-        below = f" - tier in memory {plan.ram_bytes}" if plan.ram_bytes else ""
+        name = "tier in memory" if fraction else "--kv-ram-bytes"
+        below = f" - {name} {plan.ram_bytes}" if plan.ram_bytes else ""
         arithmetic = (
             f"{plan.available_bytes} bytes available × --gpu-memory-utilization {plan.utilization:g} - weights "
             f"{plan.weight_bytes} - workspace {plan.workspace_bytes}{below} leaves {plan.budget_bytes} bytes."
@@ -195,12 +197,16 @@ def _remedies(plan: MemoryPlan, override: int | None, fraction: float, least: Se
         remedies.append(f"--num-gpu-blocks-override {max(least)}, or none with --kv-cache-memory-bytes {wanted}")
         return "What would work: " + "; or ".join(remedies) + "."
     whole = _whole(wanted, fraction)
-    remedies.append(f"--kv-cache-memory-bytes {whole}")
+    beside = plan.weight_bytes + plan.workspace_bytes + (0 if fraction else plan.ram_bytes)
+    if whole + beside <= plan.available_bytes:
+        remedies.append(f"--kv-cache-memory-bytes {whole}")
     if fraction:
         smaller = math.floor((1 - wanted / max(plan.budget_bytes + plan.ram_bytes, 1)) * 1000) / 1000
         remedies += [f"--hybrid-kv-cache-fraction {smaller:g}"] if smaller > 0 else []
     if plan.source == "--gpu-memory-utilization":
-        needed = whole + plan.weight_bytes + plan.workspace_bytes + (0 if fraction else plan.ram_bytes)
+        needed = whole + beside
+        left = math.floor(plan.available_bytes * plan.utilization) - needed + plan.ram_bytes
+        remedies += [f"--kv-ram-bytes {left}"] if left > 0 and plan.ram_bytes and not fraction else []
         share = math.ceil(needed / max(1, plan.available_bytes) * 1000) / 1000
         if share <= 1:
             remedies.append(f"--gpu-memory-utilization {share:g}")

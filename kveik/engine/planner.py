@@ -187,10 +187,11 @@ def _check_cache(memory: MemoryPlan) -> None:
     """A cache size that the user named outright may still be more than the machine has."""
     needed = memory.cache_bytes + memory.ram_bytes + memory.weight_bytes + memory.workspace_bytes
     if needed > memory.available_bytes:
-        room = max(0, memory.available_bytes - memory.weight_bytes - memory.workspace_bytes - memory.ram_bytes)
+        room = max(0, memory.available_bytes - memory.weight_bytes - memory.workspace_bytes)
         below = f"a tier of {memory.ram_bytes} bytes in memory, " if memory.ram_bytes else ""
+        both = f"Blocks and that tier may take {room} bytes together." if below else f"Blocks may take {room} bytes."
         raise DoesNotFit(
             f"Blocks of {memory.cache_bytes} bytes ({memory.source}), {below}weights of {memory.weight_bytes} and a "
             f"workspace of {memory.workspace_bytes} are {needed} bytes together; {memory.available_bytes} can be had. "
-            f"Blocks may take {room} bytes."
+            f"{both}"
         )

@@ -109,6 +109,13 @@ def numbers(message: str, flag: str) -> list[float]:
     return [float(found) for found in re.findall(rf"{flag} ([0-9.]+[0-9])", message.split("What would work")[1])]
 
 
+def proposed(message: str, surely: bool) -> list[int]:
+    """Bytes of blocks that are proposed, `surely` or only where the machine has them."""
+    counts = [int(count) for count in numbers(message, "--kv-cache-memory-bytes")]
+    assert len(counts) == 1 or (not counts and not surely)
+    return counts
+
+
 @pytest.mark.parametrize("layouts", [[LLAMA], GEMMA], ids=["llama", "gemma"])
 @pytest.mark.parametrize("given", [{"available_bytes": 2 * GIB}, {"kv_cache_memory_bytes": 20 << 20}], ids=["share", "bytes"])
 def test_what_does_not_fit_is_refused_with_numbers_that_work(layouts: list[BlockLayout], given: dict[str, int]) -> None:
@@ -118,13 +125,13 @@ def test_what_does_not_fit_is_refused_with_numbers_that_work(layouts: list[Block
         plan(**{**arguments, "gpu_memory_utilization": 0.76})
     message = refused.value.message
     (length,) = numbers(message, "--max-model-len")
-    (count,) = numbers(message, "--kv-cache-memory-bytes")
     assert plan(**{**arguments, "gpu_memory_utilization": 0.76, "max_model_len": int(length)}).concurrency >= 1
     with pytest.raises(DoesNotFit):
         plan(**{**arguments, "gpu_memory_utilization": 0.76, "max_model_len": int(length) + 16})
-    assert plan(**{**arguments, "kv_cache_memory_bytes": int(count)}).concurrency == 1
-    with pytest.raises(DoesNotFit):
-        plan(**{**arguments, "kv_cache_memory_bytes": int(count) - 1})
+    for count in proposed(message, "kv_cache_memory_bytes" in given):
+        assert plan(**{**arguments, "kv_cache_memory_bytes": count}).concurrency == 1
+        with pytest.raises(DoesNotFit):
+            plan(**{**arguments, "kv_cache_memory_bytes": count - 1})
     third = numbers(message, "--gpu-memory-utilization") or numbers(message, "--num-gpu-blocks-override")
     assert third or "bytes more memory" in message
 
@@ -146,10 +153,10 @@ def test_where_a_share_lies_below_the_pool_every_number_that_is_proposed_leaves_
     with pytest.raises(DoesNotFit) as refused:
         plan(**arguments, hybrid_fraction=fraction)
     message = refused.value.message
-    (count,) = numbers(message, "--kv-cache-memory-bytes")
-    assert plan(**{**arguments, "kv_cache_memory_bytes": int(count)}, hybrid_fraction=fraction).concurrency >= 1
-    with pytest.raises(DoesNotFit):
-        plan(**{**arguments, "kv_cache_memory_bytes": int(count * 0.999)}, hybrid_fraction=fraction)
+    for count in proposed(message, False):
+        assert plan(**{**arguments, "kv_cache_memory_bytes": count}, hybrid_fraction=fraction).concurrency >= 1
+        with pytest.raises(DoesNotFit):
+            plan(**{**arguments, "kv_cache_memory_bytes": int(count * 0.999)}, hybrid_fraction=fraction)
     assert not numbers(message, "--num-gpu-blocks-override")
 
 
@@ -162,6 +169,24 @@ def test_a_share_below_the_pool_and_a_share_of_memory_that_are_proposed_work() -
     assert plan(**arguments, gpu_memory_utilization=0.4, hybrid_fraction=fraction).concurrency >= 1
     (share,) = numbers(message, "--gpu-memory-utilization")
     assert plan(**arguments, gpu_memory_utilization=share, hybrid_fraction=0.7).concurrency >= 1
+
+
+@pytest.mark.parametrize("available", [2 * GIB, 8 * GIB])
+def test_beside_a_tier_in_memory_only_what_the_machine_has_is_proposed_and_a_smaller_tier(available: int) -> None:
+    arguments = {"max_model_len": 2048, "available_bytes": available, "workspace_bytes": 0, "weight_bytes": GIB // 8}
+    with pytest.raises(DoesNotFit) as refused:
+        plan(**arguments, ram_bytes=7 * GIB)
+    message = refused.value.message
+    assert f"- --kv-ram-bytes {7 * GIB} leaves" in message
+    (smaller,) = numbers(message, "--kv-ram-bytes")
+    assert plan(**arguments, ram_bytes=int(smaller)).concurrency == 1
+    with pytest.raises(DoesNotFit):
+        plan(**arguments, ram_bytes=int(smaller) + LLAMA.block_bytes)
+    counts = numbers(message, "--kv-cache-memory-bytes")
+    assert len(counts) == (available > 7 * GIB)
+    for count in counts:
+        assert count + 7 * GIB + GIB // 8 <= available
+    assert "in memory" in plan(**arguments, ram_bytes=int(smaller)).lines()[0]
 
 
 def test_too_few_blocks_given_outright_are_refused_with_the_number_that_works() -> None:
