@@ -24,6 +24,8 @@ Caught in one place each: `kveik.cli.main` for the command line, `kveik.server.a
 
 from __future__ import annotations
 
+from kveik.words import counted
+
 
 class KveikError(Exception):
     """The root. `message` is safe to show to a client: no path of the server, no traceback, no echo of long input."""
@@ -70,8 +72,10 @@ class PromptTooLong(Refused):
         wanted_as: str = "max_tokens",
     ) -> None:
         """`at_least`: the prompt was given up before its last token was counted. `wanted_as`: the field that holds `wanted`."""
-        asked = f"{'at least ' * at_least}{tokens} prompt tokens" + ("" if wanted is None else f" and {wanted_as} {wanted}")
-        super().__init__(f"This server's context holds {allowed} tokens (--max-model-len); the request has {asked}.")
+        asked = f"{'at least ' * at_least}{counted(tokens, 'prompt token')}" + (
+            "" if wanted is None else f" and {wanted_as} {wanted}"
+        )
+        super().__init__(f"This server's context holds {counted(allowed, 'token')} (--max-model-len); the request has {asked}.")
         self.param = param
 
 
@@ -115,7 +119,7 @@ class BodyTooLarge(Refused):
     status = 413
 
     def __init__(self, *, allowed: int) -> None:
-        super().__init__(f"The request body is larger than {allowed} bytes (--max-body-bytes).")
+        super().__init__(f"The request body is larger than {counted(allowed, 'byte')} (--max-body-bytes).")
 
 
 class BodyStalled(Refused):

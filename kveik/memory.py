@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 
+from kveik import words
 from kveik.errors import DoesNotFit
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -23,7 +24,9 @@ def address_space(size: int, purpose: str, advice: str, *, huge: bool = False, c
     try:
         region = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags)
     except OSError as error:
-        raise DoesNotFit(f"The system does not give {size} bytes for {purpose} ({error.strerror}); {advice}.") from error
+        raise DoesNotFit(
+            f"The system does not give {words.counted(size, 'byte')} for {purpose} ({error.strerror}); {advice}."
+        ) from error
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         # Only advice: a kernel that was built without huge pages refuses it, and nothing is lost.
         with contextlib.suppress(OSError):

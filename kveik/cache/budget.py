@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from kveik.cache.layout import BlockLayout, blocks_at_most, blocks_for
 from kveik.errors import DoesNotFit
 from kveik.memory import amount
+from kveik.words import counted
 
 TYPICAL_TOKENS = 4096
 """Length of the sequence for which the groups' proportion is chosen: several turns of chat, or a document and an answer."""
@@ -69,7 +70,7 @@ class MemoryPlan:
     def lines(self) -> tuple[str, ...]:
         """The plan, one printable line per fact."""
         groups = tuple(
-            f"  group {number}: {len(layout.group.layers)} layers, {_window(layout)}, {count} blocks × "
+            f"  group {number}: {counted(len(layout.group.layers), 'layer')}, {_window(layout)}, {counted(count, 'block')} × "
             f"{amount(layout.block_bytes)} = {amount(count * layout.block_bytes)}"
             for number, (layout, count) in enumerate(zip(self.layouts, self.blocks, strict=True))
         )
@@ -78,9 +79,9 @@ class MemoryPlan:
             f"memory available {amount(self.available_bytes)} × {self.utilization:g}, weights {amount(self.weight_bytes)}, "
             f"workspace {amount(self.workspace_bytes)}{below}",
             f"key/value blocks {amount(self.cache_bytes)} of {amount(self.budget_bytes)} ({self.source}), "
-            f"{self.layouts[0].block_size} tokens each",
+            f"{counted(self.layouts[0].block_size, 'token')} each",
             *groups,
-            f"room for {self.concurrency:.1f} sequences of {self.max_model_len} tokens (--max-model-len), "
+            f"room for {self.concurrency:.1f} sequences of {counted(self.max_model_len, 'token')} (--max-model-len), "
             f"or {self.sequences(min(512, self.max_model_len)):.1f} of {min(512, self.max_model_len)}",
         )
 
@@ -169,21 +170,25 @@ def _why_not(plan: MemoryPlan, override: int | None, fraction: float) -> str:
     """The arithmetic, and the settings any one of which would make it fit."""
     layouts, least = plan.layouts, _needed(plan.layouts, plan.max_model_len, plan.max_chunk)
     wanted = _bytes(layouts, least)
-    counts = " + ".join(f"{count} blocks × {layout.block_bytes} bytes" for count, layout in zip(least, layouts, strict=True))
+    counts = " + ".join(
+        f"{counted(count, 'block')} × {counted(layout.block_bytes, 'byte')}"
+        for count, layout in zip(least, layouts, strict=True)
+    )
     if override is not None:
-        arithmetic = f"--num-gpu-blocks-override gives {override} blocks per group."
+        arithmetic = f"--num-gpu-blocks-override gives {counted(override, 'block')} per group."
     elif plan.source == "--kv-cache-memory-bytes":
         below = f" beside the {plan.ram_bytes} of the tier in memory" if plan.ram_bytes else ""
-        arithmetic = f"--kv-cache-memory-bytes gives {plan.budget_bytes} bytes{below}."
+        arithmetic = f"--kv-cache-memory-bytes gives {counted(plan.budget_bytes, 'byte')}{below}."
     else:
         name = "tier in memory" if fraction else "--kv-ram-bytes"
         below = f" - {name} {plan.ram_bytes}" if plan.ram_bytes else ""
         arithmetic = (
-            f"{plan.available_bytes} bytes available × --gpu-memory-utilization {plan.utilization:g} - weights "
-            f"{plan.weight_bytes} - workspace {plan.workspace_bytes}{below} leaves {plan.budget_bytes} bytes."
+            f"{counted(plan.available_bytes, 'byte')} available × --gpu-memory-utilization {plan.utilization:g} - weights "
+            f"{plan.weight_bytes} - workspace {plan.workspace_bytes}{below} leaves {counted(plan.budget_bytes, 'byte')}."
         )
     return (
-        f"One sequence of --max-model-len {plan.max_model_len} tokens needs {counts} = {wanted} bytes of keys and values. "
+        f"One sequence of --max-model-len {counted(plan.max_model_len, 'token')} needs {counts} = "
+        f"{counted(wanted, 'byte')} of keys and values. "
         f"{arithmetic} {_remedies(plan, override, fraction, least, wanted)}"
     )
 
@@ -211,7 +216,7 @@ def _remedies(plan: MemoryPlan, override: int | None, fraction: float, least: Se
         if share <= 1:
             remedies.append(f"--gpu-memory-utilization {share:g}")
         else:
-            remedies.append(f"{needed - plan.available_bytes} bytes more memory with --gpu-memory-utilization 1")
+            remedies.append(f"{counted(needed - plan.available_bytes, 'byte')} more memory with --gpu-memory-utilization 1")
     elif not fraction:
         # Blocks given outright and a share of memory exclude each other.
         remedies.append(f"--num-gpu-blocks-override {max(least)}")

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kveik.cache.eviction.policy import Learnt
+from kveik.words import counted
 
 FADING = 0.97
 """Of what an observation weighs, how much is left after the next one: some 33 observations count."""
@@ -102,7 +103,9 @@ class Rates:
     def restore(self, logs: NDArray[np.float64]) -> None:
         """Raises ValueError, and changes nothing, where these are no rates of as many kinds."""
         if logs.shape != (len(self._logs),) or not np.isfinite(logs).all() or (np.abs(logs) > 50).any():
-            raise ValueError(f"Expected the logarithms of {len(self._logs)} rates; got an array of shape {logs.shape}.")
+            raise ValueError(
+                f"Expected the logarithms of {counted(len(self._logs), 'rate')}; got an array of shape {logs.shape}."
+            )
         self._logs, self._middle, self.count = logs.tolist(), logs.tolist(), FIRST
 
 

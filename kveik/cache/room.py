@@ -9,6 +9,7 @@ from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import blocks_at_most, blocks_for
 from kveik.cache.match import PrefixMatch
 from kveik.errors import DoesNotFit
+from kveik.words import counted
 
 
 class Room:
@@ -26,8 +27,8 @@ class Room:
         if needed > total - reserved:
             kept = f", of which {reserved} are reserved for tenants" if reserved else ""
             raise DoesNotFit(
-                f"Layer group {self._number} has {total} blocks of {size} tokens{kept}; one sequence of "
-                f"--max-model-len {tokens} needs {needed}. At most {max(0, total - reserved) * size} tokens fit."
+                f"Layer group {self._number} has {counted(total, 'block')} of {counted(size, 'token')}{kept}; one sequence of "
+                f"--max-model-len {tokens} needs {needed}. At most {counted(max(0, total - reserved) * size, 'token')} fit."
             )
 
     def most(self, length: int, first: int = 0) -> int:

@@ -24,6 +24,7 @@ from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_clear import clear_folder
 from kveik.tiers.disk_left import check_left, is_cleared, store_at
 from kveik.tiers.store import verify as verify_store
+from kveik.words import counted
 
 OTHERS_NAMED = 5
 """Files of others that are named when a folder is cleared."""
@@ -92,7 +93,10 @@ def replay(
         write_factor=write_factor or None,
     )
     requests = read_trace(trace)
-    say(f"replaying {len(requests):,} requests with {sum(len(one.keys) for one in requests):,} blocks")
+    say(
+        f"replaying {counted(len(requests), 'request', ',')} with "
+        f"{counted(sum(len(one.keys) for one in requests), 'block', ',')}"
+    )
     # Only samples are drawn, and recency draws none.
     draws = "hazard" in (policy.value, policy_below.value if below else "")
     figures = [replay_once(requests, setting, seed) for seed in range(seeds if draws else 1)]
@@ -117,8 +121,8 @@ def list_(path: PathOfStore) -> None:
         for key, size in store.contents():
             groups.setdefault(key.group, []).append(size)
         for group, sizes in sorted(groups.items()):
-            typer.echo(f"layer group {group}: {len(sizes):,} records, {sum(sizes):,} bytes")
-        typer.echo(f"{store.records:,} records, {store.bytes_used:,} bytes on the disk")
+            typer.echo(f"layer group {group}: {counted(len(sizes), 'record', ',')}, {counted(sum(sizes), 'byte', ',')}")
+        typer.echo(f"{counted(store.records, 'record', ',')}, {counted(store.bytes_used, 'byte', ',')} on the disk")
 
 
 @app.command(cls=Command, context_settings=WIDTH)
@@ -134,7 +138,11 @@ def verify(
         report = verify_store(store, forget=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
     removed = f"; {report.removed:,} removed" if forget else ""
-    typer.echo(f"{report.sound:,} of {report.records:,} records are sound{reasons}; {report.bytes:,} bytes read{removed}")
+    verb = "is" if report.records == 1 else "are"
+    typer.echo(
+        f"{report.sound:,} of {counted(report.records, 'record', ',')} {verb} sound{reasons}; "
+        f"{counted(report.bytes, 'byte', ',')} read{removed}"
+    )
     if report.misses:
         raise typer.Exit(1)
 
@@ -147,9 +155,9 @@ def clear(path: PathOfStore) -> None:
     """
     cleared = clear_folder(path.expanduser(), SystemClock())
     if cleared.records is None:
-        typer.echo(f"{cleared.bytes:,} bytes freed; the records in them could not be counted")
+        typer.echo(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
     else:
-        typer.echo(f"{cleared.records:,} records removed, {cleared.bytes:,} bytes freed")
+        typer.echo(f"{counted(cleared.records, 'record', ',')} removed, {counted(cleared.bytes, 'byte', ',')} freed")
     if cleared.others:
         names = ", ".join(cleared.others[:OTHERS_NAMED]) + (", …" if len(cleared.others) > OTHERS_NAMED else "")
         say(f"not kveik's, so left: {names}")
@@ -175,7 +183,7 @@ def _table(figures: list[ReplayFigures], setting: ReplaySetting) -> Table:
         return statistics.fmean(getattr(one, name) for one in figures)
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(f"{setting.policy}, {setting.blocks:,} blocks")
+    table.add_column(f"{setting.policy}, {counted(setting.blocks, 'block', ',')}")
     table.add_column(f"mean of {len(figures)}" if len(figures) > 1 else "", justify="right")
     table.add_row("hit ratio", f"{mean('hit_ratio'):.4f}")
     if len(figures) > 1:

@@ -24,6 +24,7 @@ from kveik.engine.llm import LLM
 from kveik.engine.stream import Delta
 from kveik.errors import KveikError
 from kveik.request.request import SamplingParams
+from kveik.words import counted
 
 # Editing and recalling lines in input(); not every build of Python has it.
 with contextlib.suppress(ImportError):
@@ -67,7 +68,9 @@ def chat(
     with interruptible(), contextlib.closing(llm):
         if interactive:
             seed = settings.of(StreamConfig).seed
-            say(f"{settings.engine.model.model}, {llm.loaded.max_model_len} tokens of context, --seed {seed}. {HELP}")
+            say(
+                f"{settings.engine.model.model}, {counted(llm.loaded.max_model_len, 'token')} of context, --seed {seed}. {HELP}"
+            )
         converse(Conversation(llm, settings.of(SamplingParams), system), interactive=interactive)
 
 
@@ -204,7 +207,10 @@ class Conversation:
         # The first token is the prompt's work; the pace is that of the others.
         pace = f", {(tokens - 1) / (time.perf_counter() - first):.1f} tokens/s" if tokens > 1 else ""
         cached = self._llm.cached_tokens_last()
-        return f"[{tokens} tokens{pace}, first after {first - start:.2f} s; {cached} of {prompt} prompt tokens were cached]"
+        return (
+            f"[{counted(tokens, 'token')}{pace}, first after {first - start:.2f} s; {cached} of "
+            f"{counted(prompt, 'prompt token')} were cached]"
+        )
 
 
 app = single(chat)

@@ -23,6 +23,7 @@ from kveik.engine.evaluation import Evaluation
 from kveik.engine.verdict import quality_sentence, sampling_sentence
 from kveik.errors import BadValue
 from kveik.text.heldout import heldout_text
+from kveik.words import counted
 
 
 @takes(*ENGINE)
@@ -107,7 +108,7 @@ class EvaluationDisplay:
         if self._console.is_terminal:
             # How much there is to do is known once the text has been cut into tokens.
             known = progress.total > 0
-            count = f"{progress.done:,} of {progress.total:,} tokens" if known else ""
+            count = f"{progress.done:,} of {counted(progress.total, 'token', ',')}" if known else ""
             self._bar.update(
                 self._row,
                 description=progress.stage,
@@ -140,7 +141,8 @@ def _strict(value: object) -> object:
 def _print(found: Evaluation) -> None:
     console = Console()
     console.print(
-        f"{found.model} on {found.origin}: {found.tokens:,} tokens foretold, in {_count(found.windows, 'window')} of up to "
+        f"{found.model} on {found.origin}: {counted(found.tokens, 'token', ',')} foretold, in "
+        f"{counted(found.windows, 'window')} of up to "
         f"{found.context:,}, computed {found.chunk} at a time",
         highlight=False,
         soft_wrap=True,
@@ -176,12 +178,8 @@ def _distances(found: Evaluation) -> Table:
         firsts = ", ".join("–" if first is None else str(first) for first in greedy.first_differences)
         table.add_row("greedy answers", f"{greedy.identical} of {greedy.prompts} identical")
         table.add_row("  equal at first", f"{100 * greedy.equal_share:.0f} % of their tokens")
-        table.add_row("  first differences", f"{firsts}; of {greedy.new_tokens} tokens")
+        table.add_row("  first differences", f"{firsts}; of {counted(greedy.new_tokens, 'token')}")
     return table
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 app = single(evaluate)

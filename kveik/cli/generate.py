@@ -20,6 +20,7 @@ from kveik.cli.say import say
 from kveik.engine.llm import LLM, Completion
 from kveik.errors import BadValue, PromptTooLong, Unreachable
 from kveik.request.request import SamplingParams
+from kveik.words import counted
 
 
 @takes(*ENGINE, SAMPLING)
@@ -65,7 +66,7 @@ def generate(
     for line in failures[:FAILURES_TOLD]:
         say(line)
     if failures:
-        say(f'{len(failures)} of {len(completions)} answers failed; their lines have an "error".')
+        say(f'{len(failures)} of {counted(len(completions), "answer")} failed; their lines have an "error".')
         raise typer.Exit(1)
 
 
@@ -87,7 +88,7 @@ class Pace:
             return
         self._wait = min(2 * self._wait, LONGEST_SILENCE_SECONDS)
         self._next = now + self._wait
-        say(f"{done} of {self._total} prompts are answered after {now - self._start:.0f} s")
+        say(f"{done} of {counted(self._total, 'prompt')} answered after {now - self._start:.0f} s")
 
 
 FIRST_WORD_SECONDS = 2.0
@@ -169,7 +170,10 @@ def _summary(completions: list[Completion], seconds: float) -> str:
     new = sum(len(completion.tokens) for completion in completions)
     asked = sum(completion.prompt_tokens for completion in first.values())
     cached = sum(completion.cached_tokens for completion in first.values())
-    return f"{new} new tokens in {seconds:.1f} s, {new / seconds:.1f} tokens/s; {cached} of {asked} prompt tokens were cached"
+    return (
+        f"{counted(new, 'new token')} in {seconds:.1f} s, {new / seconds:.1f} tokens/s; {cached} of "
+        f"{counted(asked, 'prompt token')} were cached"
+    )
 
 
 app = single(generate)

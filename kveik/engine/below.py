@@ -31,6 +31,7 @@ from kveik.tiers.ram import RamStore, ram_extent
 from kveik.tiers.record import Encoding, RecordFormat
 from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address, remote_extent
 from kveik.tiers.store import Extent, Store
+from kveik.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ class TierPlan:
         """What it holds at most, for the log and `kveik plan`."""
         blocks, bound = self.extent.room_bytes // sum(self.extent.costs), amount(self.extent.capacity_bytes)
         return (
-            f"tier {self.name}: at most {bound}, {blocks:,} blocks or {blocks * block_size:,} tokens stored "
+            f"tier {self.name}: at most {bound}, {counted(blocks, 'block', ',')} or "
+            f"{counted(blocks * block_size, 'token', ',')} stored "
             f"{_STORED[self.codecs[0].encoding]}, and {amount(STAGING_BYTES)} for what waits to be written{found}"
         )
 
@@ -189,11 +191,11 @@ def _check_room(setting: BelowSetting, plan: TierPlan) -> None:
     least, room = sum(plan.extent.costs), plan.extent.room_bytes
     if plan.name == "disk" or room >= least:
         return
-    needed = f"one block of every layer group takes {least} bytes there"
+    needed = f"one block of every layer group takes {counted(least, 'byte')} there"
     if plan.name == "ram" and (fraction := setting.config.hybrid_kv_cache_fraction) is not None:
         whole = setting.plan.memory.budget_bytes + room
         raise BadValue(
-            f"--hybrid-kv-cache-fraction is {fraction:g}, which is {room} of {whole} bytes; {needed}: it must be "
+            f"--hybrid-kv-cache-fraction is {fraction:g}, which is {room} of {counted(whole, 'byte')}; {needed}: it must be "
             f"at least {math.ceil(least / whole * 1e6) / 1e6:g}.",
             param="hybrid_kv_cache_fraction",
         )
@@ -230,4 +232,4 @@ def _records(setting: BelowSetting, tier: Tier) -> TierRecords:
 
 
 def _found(store: Store) -> str:
-    return f"; {store.records:,} records ({amount(store.bytes_used)}) found there" if store.records else ""
+    return f"; {counted(store.records, 'record', ',')} ({amount(store.bytes_used)}) found there" if store.records else ""

@@ -45,6 +45,7 @@ from kveik.schedule.scheduler import Scheduler
 from kveik.text.chat import ChatTemplate, chat_template_from_folder, chat_template_from_gguf
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
+from kveik.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,8 @@ def check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
     """Raises `ModelBroken` where the tokenizer makes ids that the embedding table does not have."""
     if tokenizer.vocab_size > spec.vocab:
         raise ModelBroken(
-            f"The tokenizer has {tokenizer.vocab_size} tokens, the model's embedding table only {spec.vocab} rows; "
+            f"The tokenizer has {counted(tokenizer.vocab_size, 'token')}, the model's embedding table only "
+            f"{counted(spec.vocab, 'row')}; "
             "the two do not belong together."
         )
 

@@ -20,6 +20,7 @@ from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
 from kveik.schedule.plan import PromptLogprobs, Settled, StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
+from kveik.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Engine:
         count = request.sampling.n
         if self.scheduler.room < count:
             raise Overloaded(
-                f"The queue has room for {self.scheduler.room} sequences (--max-waiting); this request adds {count}."
+                f"The queue has room for {counted(self.scheduler.room, 'sequence')} (--max-waiting); this request adds {count}."
             )
         self._stalled = False
         now = self.clock.now()
@@ -205,7 +206,7 @@ class Engine:
         ends = {place: finished.reason for place, finished in zip(settled.places, settled.finished, strict=True)}
         if outcome.failed:
             ids = ", ".join(sampling[place].request.id for place in sorted(outcome.failed)[:IDS_TOLD])
-            logger.error("The logits of %d sequences were not finite, so they end: %s", len(outcome.failed), ids)
+            logger.error("Logits that were not finite end %s: %s", counted(len(outcome.failed), "sequence"), ids)
         for place in outcome.failed:
             news[place] = TokenEvent.failed(sampling[place].choice, NonFiniteLogits())
         for place in {*ends, *outcome.logprobs} - outcome.failed:
@@ -228,7 +229,7 @@ class Engine:
 
     def _give_up(self, plan: StepPlan) -> StepReport:
         """The step failed as a whole: its sequences end with an error. What they would have written is registered nowhere."""
-        logger.exception("A step failed; its %d sequences end with an error. The plan was %s", plan.rows, plan)
+        logger.exception("A step failed, and with it %s. The plan was %s", counted(plan.rows, "sequence"), plan)
         sequences = tuple(self._live[chunk.sequence_id] for chunk in plan.chunks)
         for sequence in sequences:
             self.abort(sequence.id, "error")

@@ -30,6 +30,7 @@ from kveik.model.weights import open_model
 from kveik.request.request import SamplingParams
 from kveik.text.heldout import HeldOutText
 from kveik.text.tokenizer import Tokenizer
+from kveik.words import counted
 
 CONTEXT = 2048
 PROMPT_TOKENS = 64
@@ -206,11 +207,12 @@ def _context(configs: tuple[EngineConfig, EngineConfig], task: Task) -> int:
         if context is None:
             context = min(CONTEXT, most)
         if context > most:
-            raise BadValue(f"--context is {context}; the model's context holds {most} tokens.", param="context")
+            raise BadValue(f"--context is {context}; the model's context holds {counted(most, 'token')}.", param="context")
         needed = task.tokens * spec.hidden * 4
         if needed > HIDDEN_BYTES:
             raise BadValue(
-                f"--tokens is {task.tokens}; the baseline's hidden states would take {needed} bytes of {HIDDEN_BYTES} that "
+                f"--tokens is {task.tokens}; the baseline's hidden states would take {counted(needed, 'byte')} of "
+                f"{HIDDEN_BYTES} that "
                 f"are allowed: at most {HIDDEN_BYTES // (spec.hidden * 4)} tokens.",
                 param="tokens",
             )
@@ -237,7 +239,7 @@ def _excerpts(llm: LLM, context: int, task: Task) -> Excerpts:
         prompts(tokens, task.prompts, min(PROMPT_TOKENS, context // 2), lead) if context > len(lead) + 1 else [],
     )
     if not found.windows:
-        raise BadValue(f"The text has {len(tokens)} tokens, and at least 2 are needed.", param="text")
+        raise BadValue(f"The text has {counted(len(tokens), 'token')}, and at least 2 are needed.", param="text")
     return found
 
 

@@ -23,6 +23,7 @@ from kveik.engine.stream import RequestStream, TokenEvent
 from kveik.errors import EngineStopped, Overloaded
 from kveik.request.request import Request
 from kveik.text.tokenizer import Tokenizer
+from kveik.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class EngineLoop:
         waiting = self._engine.scheduler.waiting + self._unplaced
         if waiting + count > self._max_waiting:
             raise Overloaded(
-                f"The queue holds {waiting} sequences and takes at most {self._max_waiting} (--max-waiting); "
+                f"The queue holds {counted(waiting, 'sequence')} and takes at most {self._max_waiting} (--max-waiting); "
                 f"this request adds {count}."
             )
 

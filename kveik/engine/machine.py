@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kveik.engine.cgroups import Group, groups, read_text, to_number
 from kveik.errors import BadValue, Unsupported
+from kveik.words import counted
 
 _NO_LIMIT_V1 = 1 << 60
 """Version 1 writes the absence of a limit as a number near 2^63."""
@@ -46,11 +47,11 @@ class ThreadPlan:
     @property
     def sentence(self) -> str:
         quota = "no CPU quota" if self.quota is None else f"a CPU quota of {self.quota:g} (control group {self.quota_group})"
-        given = f"{_count(len(self.cpus), 'CPU')} allowed, {_count(self.cores, 'physical core')}, {quota}"
+        given = f"{counted(len(self.cpus), 'CPU')} allowed, {counted(self.cores, 'physical core')}, {quota}"
         why = f"as {self.explicit} says; there are" if self.explicit else "the least of"
         if self.asked is not None:
             why = f"{self.explicit} asks for {self.asked}, which is more than there are;"
-        return f"{_count(self.threads, 'thread')}: {why} {given}."
+        return f"{counted(self.threads, 'thread')}: {why} {given}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +147,6 @@ def has_native_bf16(root: Path) -> bool:
     return bf16_support(root).native
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _omp_threads(text: str | None) -> int | None:
     first = to_number((text or "").split(",")[0].strip())
     return first if first is not None and first >= 1 else None
@@ -205,7 +202,7 @@ def _left_by(group: Group) -> MemoryReading | None:
         return None
     working_set = max(0, (usage or 0) - (droppable or 0))
     limit = min(bounds)
-    source = f"control group {group.name} has a limit of {limit} bytes and a working set of {working_set}"
+    source = f"control group {group.name} has a limit of {counted(limit, 'byte')} and a working set of {working_set}"
     return MemoryReading(max(0, limit - working_set), source)
 
 

@@ -17,6 +17,7 @@ from kveik.engine.machine import ThreadPlan, bf16_support, cpu_threads, memory_a
 from kveik.errors import BadValue, DoesNotFit
 from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
 from kveik.model.spec import ModelSpec, tensor_shapes
+from kveik.words import counted
 
 ROOT = Path("/")
 LOGITS_COPIES = 3
@@ -46,8 +47,9 @@ class ModelPlan:
         """The plan in sentences, for the start-up log and `kveik plan`."""
         spec = self.spec
         return (
-            f"{spec.architecture}: {spec.layers} layers, {spec.heads} heads over {spec.kv_heads} of keys and values, "
-            f"{spec.vocab} tokens of vocabulary, made for {spec.context} tokens of context",
+            f"{spec.architecture}: {counted(spec.layers, 'layer')}, {counted(spec.heads, 'head')} over "
+            f"{spec.kv_heads} of keys and values, "
+            f"{counted(spec.vocab, 'token')} of vocabulary, made for {counted(spec.context, 'token')} of context",
             f"arithmetic in {dtype_name(self.dtype)}, keys and values in {self.kv_type.described}",
             self.threads.sentence,
             *self.memory.lines(),
@@ -136,7 +138,8 @@ def _context(config: EngineConfig, spec: ModelSpec) -> int:
         return spec.context
     if asked > spec.context:
         raise BadValue(
-            f"--max-model-len is {asked}, but the model was made for {spec.context} tokens of context.", param="max_model_len"
+            f"--max-model-len is {asked}, but the model was made for {counted(spec.context, 'token')} of context.",
+            param="max_model_len",
         )
     return asked
 
@@ -178,7 +181,8 @@ def _check_weights(weight_bytes: int, available_bytes: int, utilization: float) 
     allowed = int(available_bytes * utilization)
     if weight_bytes > allowed:
         raise DoesNotFit(
-            f"The weights need {weight_bytes} bytes; --gpu-memory-utilization {utilization:g} of the {available_bytes} bytes "
+            f"The weights need {counted(weight_bytes, 'byte')}; --gpu-memory-utilization {utilization:g} of the "
+            f"{counted(available_bytes, 'byte')} "
             f"that can be had is {allowed}. Take a larger share, a smaller model, or fewer bits with --quantization."
         )
 
@@ -188,10 +192,10 @@ def _check_cache(memory: MemoryPlan) -> None:
     needed = memory.cache_bytes + memory.ram_bytes + memory.weight_bytes + memory.workspace_bytes
     if needed > memory.available_bytes:
         room = max(0, memory.available_bytes - memory.weight_bytes - memory.workspace_bytes)
-        below = f"a tier of {memory.ram_bytes} bytes in memory, " if memory.ram_bytes else ""
-        both = f"Blocks and that tier may take {room} bytes together." if below else f"Blocks may take {room} bytes."
+        below = f"a tier of {counted(memory.ram_bytes, 'byte')} in memory, " if memory.ram_bytes else ""
+        may = f"{'Blocks and that tier' if below else 'Blocks'} may take {counted(room, 'byte')}{' together' if below else ''}."
         raise DoesNotFit(
-            f"Blocks of {memory.cache_bytes} bytes ({memory.source}), {below}weights of {memory.weight_bytes} and a "
-            f"workspace of {memory.workspace_bytes} are {needed} bytes together; {memory.available_bytes} can be had. "
-            f"{both}"
+            f"Blocks of {counted(memory.cache_bytes, 'byte')} ({memory.source}), {below}weights of {memory.weight_bytes} and a "
+            f"workspace of {memory.workspace_bytes} are {counted(needed, 'byte')} together; "
+            f"{memory.available_bytes} can be had. {may}"
         )

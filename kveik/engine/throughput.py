@@ -17,6 +17,7 @@ from kveik.config import EngineConfig
 from kveik.engine.llm import LLM, none_failed
 from kveik.errors import DoesNotFit
 from kveik.request.request import SamplingParams
+from kveik.words import counted
 
 BATCHES = (1, 8, 16, 32)
 PREFILL_TOKENS = 512
@@ -83,7 +84,8 @@ def _check_room(llm: LLM) -> None:
     needed = max(PREFILL_TOKENS + 1, PROMPT_TOKENS + NEW_TOKENS + 1)
     if llm.loaded.max_model_len < needed:
         raise DoesNotFit(
-            f"The benchmark needs a context of {needed} tokens; this one has {llm.loaded.max_model_len} (--max-model-len)."
+            f"The benchmark needs a context of {counted(needed, 'token')}; this one has "
+            f"{llm.loaded.max_model_len} (--max-model-len)."
         )
 
 

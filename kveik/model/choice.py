@@ -16,6 +16,7 @@ from kveik.kernels.native_linear import FORMATS, GROUP, activations_of, multiply
 from kveik.model.linear import make_linear
 from kveik.model.native_loading import pack_blocks
 from kveik.model.weights import ModelFile
+from kveik.words import counted
 
 ROWS_FEW, ROWS_MANY = 1, 256
 """A decoding step of one sequence, and a prompt's chunk."""
@@ -59,11 +60,11 @@ def no_kernels_because(file: ModelFile) -> str | None:
         return "the native kernels are not installed"
     odd = [width for width in (spec.hidden, spec.intermediate, spec.heads * spec.head_dim) if width % GROUP]
     if odd:
-        return f"the model has products over {odd[0]} inputs, which is no multiple of {GROUP}"
+        return f"the model has products over {counted(odd[0], 'input')}, which is no multiple of {GROUP}"
     if spec.head_dim % HEAD_DIM_STEP:
-        return f"the model's heads have {spec.head_dim} dimensions, which is no multiple of {HEAD_DIM_STEP}"
+        return f"the model's heads have {counted(spec.head_dim, 'dimension')}, which is no multiple of {HEAD_DIM_STEP}"
     if spec.head_dim > HEAD_DIM_MOST:
-        return f"the model's heads have {spec.head_dim} dimensions; the native kernels take {HEAD_DIM_MOST} at most"
+        return f"the model's heads have {counted(spec.head_dim, 'dimension')}; the native kernels take {HEAD_DIM_MOST} at most"
     return None
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kveik.errors import ModelBroken, Unsupported
 from kveik.model.dequantize import dequantize_rows
+from kveik.words import counted
 
 Kind = GGMLQuantizationType
 PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
@@ -91,7 +92,9 @@ class _Cursor:
         """Step over `size` bytes; where they start."""
         at = self.at
         if size > self.length - at:
-            raise ModelBroken(f"The GGUF file ends inside its header: {size} bytes are wanted at {at}, it has {self.length}.")
+            raise ModelBroken(
+                f"The GGUF file ends inside its header: {counted(size, 'byte')} wanted at {at}, it has {self.length}."
+            )
         self.at = at + size
         return at
 
@@ -180,7 +183,7 @@ class _Info:
 def _info(cursor: _Cursor) -> _Info:
     name, count = cursor.text(), int(cursor.scalar("I"))
     if not 1 <= count <= DIMENSIONS_MAX:
-        raise ModelBroken(f"The tensor '{name[:80]}' has {count} dimensions; 1 to {DIMENSIONS_MAX} are possible.")
+        raise ModelBroken(f"The tensor '{name[:80]}' has {counted(count, 'dimension')}; 1 to {DIMENSIONS_MAX} are possible.")
     dimensions = tuple(cursor.count() for _ in range(count))
     return _Info(name, dimensions, int(cursor.scalar("I")), cursor.count())
 

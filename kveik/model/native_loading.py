@@ -17,6 +17,7 @@ from kveik.model.native_decoder import NativeDecoder, NativeModel
 from kveik.model.raw import runs
 from kveik.model.rope import RopeSpec, inverse_frequencies, key_mean
 from kveik.model.weights import ModelFile
+from kveik.words import counted
 
 Floats = NDArray[np.float32]
 
@@ -52,7 +53,8 @@ def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inp
     """Any weights as int8, with one scale per group of inputs."""
     if inputs % GROUP:
         raise Unsupported(
-            f"The model has products over {inputs} inputs, which is no multiple of {GROUP}; the native kernels need that. "
+            f"The model has products over {counted(inputs, 'input')}, which is no multiple of {GROUP}; the native "
+            "kernels need that. "
             "Use --quantization bf16."
         )
     weight = torch.empty(sum(outputs), inputs)

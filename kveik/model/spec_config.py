@@ -8,6 +8,7 @@ from typing import Any, Literal
 from kveik.errors import ModelBroken, Unsupported
 from kveik.model.rope import REAL_MOST, RopeSpec, rope_from_config
 from kveik.model.spec import COUNT_MOST, LAYERS_MOST, Architecture, ModelSpec
+from kveik.words import counted
 
 Config = Mapping[str, Any]
 
@@ -77,7 +78,7 @@ def spec_from_config(config: Config) -> ModelSpec:
         final_soft_cap=_optional_real(config, "final_logit_softcapping") if gemma else None,
     )
     if spec.heads % spec.kv_heads:
-        raise ModelBroken(f"The model has {spec.heads} heads, which {spec.kv_heads} key/value heads do not divide.")
+        raise ModelBroken(f"The model has {counted(spec.heads, 'head')}, which {spec.kv_heads} key/value heads do not divide.")
     return spec
 
 
@@ -104,7 +105,9 @@ def _architecture(config: Config) -> Architecture:
 def _head_dim(config: Config, architecture: Architecture, hidden: int, heads: int) -> int:
     fixed = {"qwen3": 128, "gemma3": 256}.get(architecture)
     if fixed is None and config.get("head_dim") is None and hidden % heads:
-        raise ModelBroken(f"The model's width {hidden} is not a multiple of its {heads} heads, and head_dim is not given.")
+        raise ModelBroken(
+            f"The model's width {hidden} is not a multiple of its {counted(heads, 'head')}, and head_dim is not given."
+        )
     head_dim = _count(config, "head_dim", default=fixed or hidden // heads)
     if head_dim % 2:
         raise Unsupported(f"The model's heads are {head_dim} wide; rotary positions need an even number.")
@@ -140,7 +143,7 @@ def _windows(config: Config, architecture: Architecture, layers: int) -> tuple[i
 
 def _windows_by_type(types: object, window: int | None, layers: int) -> tuple[int | None, ...]:
     if not isinstance(types, list) or len(types) != layers:
-        raise ModelBroken(f"The model's layer_types do not name each of its {layers} layers.")
+        raise ModelBroken(f"The model's layer_types do not name each of its {counted(layers, 'layer')}.")
     for name in types:
         if name not in ("full_attention", "sliding_attention"):
             raise Unsupported(f"The layer type '{str(name)[:50]}' is not supported; full and sliding attention are.")

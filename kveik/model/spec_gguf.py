@@ -8,6 +8,7 @@ from dataclasses import replace
 from kveik.errors import ModelBroken, Unsupported
 from kveik.model.rope import REAL_MOST, RopeSpec, yarn_attention_factor
 from kveik.model.spec import COUNT_MOST, LAYERS_MOST, Architecture, ModelSpec, Shapes
+from kveik.words import counted
 
 ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
 
@@ -59,7 +60,7 @@ def spec_from_gguf(metadata: Mapping[str, object], tensors: Shapes | None = None
         final_soft_cap=keys.optional_real("final_logit_softcapping") if gemma else None,
     )
     if spec.heads % spec.kv_heads:
-        raise ModelBroken(f"The model has {spec.heads} heads, which {spec.kv_heads} key/value heads do not divide.")
+        raise ModelBroken(f"The model has {counted(spec.heads, 'head')}, which {spec.kv_heads} key/value heads do not divide.")
     if gemma and layers == GEMMA3_27B_LAYERS:
         return replace(spec, attention_scale=keys.real("attention.scale", (hidden / heads) ** -0.5))
     return spec
@@ -104,7 +105,7 @@ def _refuse(keys: _Keys) -> None:
         raise Unsupported(f"The model is a mixture of experts ({keys.prefix}expert_count); that is not supported.")
     split = keys.metadata.get("split.count")
     if isinstance(split, int) and split > 1:
-        raise Unsupported(f"The GGUF file is one of {split} parts; join them first (llama-gguf-split --merge).")
+        raise Unsupported(f"The GGUF file is one of {counted(split, 'part')}; join them first (llama-gguf-split --merge).")
     if keys.value("attention.causal") is False:
         raise Unsupported("The model has bidirectional attention (attention.causal); that is not supported.")
     for key in ("logit_scale", "residual_scale", "embedding_scale", "attention.clamp_kqv", "attention.temperature_scale"):
@@ -134,7 +135,7 @@ def _windows(keys: _Keys, architecture: Architecture, layers: int) -> tuple[int 
         pattern = keys.value("attention.sliding_window_pattern")
         if isinstance(pattern, list):
             if len(pattern) != layers:
-                raise ModelBroken(f"The model's sliding_window_pattern does not name each of its {layers} layers.")
+                raise ModelBroken(f"The model's sliding_window_pattern does not name each of its {counted(layers, 'layer')}.")
             return tuple(window if slides else None for slides in pattern)
         every = keys.count("attention.sliding_window_pattern", 6)
         return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))

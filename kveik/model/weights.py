@@ -23,6 +23,7 @@ from kveik.model.raw import RawTensor, raw_tensor
 from kveik.model.spec import ModelSpec, tensor_shapes
 from kveik.model.spec_config import spec_from_config
 from kveik.model.spec_gguf import spec_from_gguf
+from kveik.words import counted
 
 FINGERPRINT_CHUNK = 64 * 1024 * 1024
 """Bytes hashed at a time; the chunks' digests are hashed in order. Hashing releases the interpreter lock, so chunks run side
@@ -257,17 +258,19 @@ def _check_tensors(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> Non
     """Every tensor of the spec is there in its shape, and no other."""
     if spec.layers > len(found):
         # Told before the names of all their tensors are written out.
-        raise ModelBroken(f"The model should have {spec.layers} layers; with all their tensors it holds {len(found)}.")
+        raise ModelBroken(
+            f"The model should have {counted(spec.layers, 'layer')}; with all their tensors it holds {len(found)}."
+        )
     wanted = tensor_shapes(spec)
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise ModelBroken(f"The model lacks {len(missing)} tensors: {_some(missing)}.")
+        raise ModelBroken(f"The model lacks {counted(len(missing), 'tensor')}: {_some(missing)}.")
     unknown = [name for name in found if name not in wanted]
     if unknown:
-        raise Unsupported(f"The model has {len(unknown)} tensors that the decoder does not know: {_some(unknown)}.")
+        raise Unsupported(f"The model has {counted(len(unknown), 'tensor')} that the decoder does not know: {_some(unknown)}.")
     wrong = [f"{name} is {found[name]}, not {shape}" for name, shape in wanted.items() if found[name] != shape]
     if wrong:
-        raise ModelBroken(f"The model has {len(wrong)} tensors of another shape: {_some(wrong)}.")
+        raise ModelBroken(f"The model has {counted(len(wrong), 'tensor')} of another shape: {_some(wrong)}.")
 
 
 def _some(names: list[str]) -> str:

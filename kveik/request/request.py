@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from kveik.errors import BadValue
+from kveik.words import counted
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
@@ -127,15 +128,17 @@ def _check_range(name: str, value: float | None, low: float, high: float) -> Non
 
 def _check_stops(stops: tuple[str, ...]) -> None:
     if len(stops) > MAX_STOPS:
-        raise BadValue(f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed.", param="stop")
+        raise BadValue(f"stop has {counted(len(stops), 'string')}; at most {MAX_STOPS} are allowed.", param="stop")
     for stop in stops:
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            raise BadValue(f"a stop string has {len(stop)} characters; it must have 1 to {MAX_STOP_CHARACTERS}.", param="stop")
+            raise BadValue(
+                f"a stop string has {counted(len(stop), 'character')}; it must have 1 to {MAX_STOP_CHARACTERS}.", param="stop"
+            )
 
 
 def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
     if len(bias) > MAX_LOGIT_BIAS:
-        raise BadValue(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}.", param="logit_bias")
+        raise BadValue(f"logit_bias has {counted(len(bias), 'entry')}; at most {MAX_LOGIT_BIAS}.", param="logit_bias")
     for token, value in bias:
         if not -100 <= value <= 100:
             raise BadValue(f"logit_bias for token {token} is {value}; it must be in [-100, 100].", param="logit_bias")
@@ -191,7 +194,7 @@ class Request:
         _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARACTERS:
             raise BadValue(
-                f"cache_salt has {len(self.cache_salt)} characters; it must have 1 to {MAX_SALT_CHARACTERS}.",
+                f"cache_salt has {counted(len(self.cache_salt), 'character')}; it must have 1 to {MAX_SALT_CHARACTERS}.",
                 param="cache_salt",
             )
 

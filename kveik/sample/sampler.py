@@ -22,6 +22,7 @@ from kveik.sample.draw import Filters, draw
 from kveik.sample.edits import LogitEdits, edited
 from kveik.sample.logprobs import RawRows, as_rows, prompt_logprobs
 from kveik.sample.tiles import Ints, TiledLogits
+from kveik.words import counted
 
 __all__ = ["Choice", "Sampler", "prompt_logprobs"]
 
@@ -102,7 +103,9 @@ class Sampler:
 
     def choose(self, logits: Tensor, sequences: Sequence[RequestSequence]) -> Choices:
         """One choice per row. logits: float32 [rows, vocab], row i for sequences[i]; its values may be changed."""
-        assert logits.shape == (len(sequences), self.vocab), f"logits {tuple(logits.shape)} for {len(sequences)} sequences"
+        assert logits.shape == (len(sequences), self.vocab), (
+            f"logits {tuple(logits.shape)} for {counted(len(sequences), 'sequence')}"
+        )
         if not sequences:
             return Choices(np.empty(0, dtype=np.int64), frozenset(), {})
         logits = as_rows(logits)

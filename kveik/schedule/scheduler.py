@@ -118,7 +118,7 @@ class Scheduler:
                 tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens, param="max_tokens"
             )
         if self.room == 0:
-            raise Overloaded(f"The queue is full: {len(self._line)} sequences wait (--max-waiting).")
+            raise Overloaded(f"The queue is full; sequences in it: {len(self._line)} (--max-waiting).")
         sequence.end_length = wanted
         sequence.stop_length = sequence.prompt_length + sampling.min_tokens
         sequence.stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kveik.errors import BadValue, NotAuthorized, Refused, Unreachable
 from kveik.server.envelope import error_response
+from kveik.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def tenant_secret(path: Path) -> bytes:
         ) from error
     if len(secret) < 16:
         raise BadValue(
-            f"The tenant secret {path} (--tenant-secret-file) has {len(secret)} bytes; it needs at least 16.",
+            f"The tenant secret {path} (--tenant-secret-file) has {counted(len(secret), 'byte')}; it needs at least 16.",
             param="tenant_secret_file",
         )
     if path.stat().st_mode & 0o077:

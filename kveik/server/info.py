@@ -32,6 +32,7 @@ from kveik.server.protocol import (
 )
 from kveik.server.state import ServerState
 from kveik.server.translate import served_name
+from kveik.words import counted
 
 router = APIRouter()
 
@@ -94,7 +95,7 @@ def _tokens(body: TokenizeBody, model: Model) -> list[int]:
         return chat_prompt(body, model, limit)
     least = model.tokenizer.more_than(body.prompt, limit)
     if least is not None:
-        raise BadValue(f"prompt has at least {least} tokens; /tokenize makes at most {limit}.", param="prompt")
+        raise BadValue(f"prompt has at least {counted(least, 'token')}; /tokenize makes at most {limit}.", param="prompt")
     return model.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False)
 
 

@@ -12,6 +12,7 @@ from kveik.server.protocol import ChatBody, TokenizeBody
 from kveik.text.chat import ChatTemplate, chat_tokens
 from kveik.text.detokenize import Detokenizer
 from kveik.text.tokenizer import Tokenizer
+from kveik.words import counted
 
 TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
 """Template variables that `chat_template_kwargs` may not overwrite."""
@@ -90,7 +91,9 @@ def _as_list(prompt: object) -> list[Any]:
     if not isinstance(prompt[0], str | list):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
-        raise BadValue(f"prompt holds {len(prompt)} prompts; at most {MAX_PROMPTS} go into one call.", param="prompt")
+        raise BadValue(
+            f"prompt holds {counted(len(prompt), 'prompt')}; at most {MAX_PROMPTS} go into one call.", param="prompt"
+        )
     if any(type(item) is not type(prompt[0]) for item in prompt):
         raise BadValue("prompt mixes strings with lists of token ids.", param="prompt")
     return prompt

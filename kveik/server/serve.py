@@ -19,6 +19,7 @@ from kveik.server.openapi import App
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
 from kveik.server.wire import HttpProtocol
+from kveik.words import counted
 
 if sys.platform != "win32":
     import resource
@@ -141,10 +142,10 @@ class HttpServer:
         state: ServerState = self._app.state.server
         traffic = state.traffic
         traffic.draining = True
-        log.info("Stopping: %d calls are open, and have %g s to end.", traffic.calls, self._config.drain_seconds)
+        log.info("Stopping: %s open, with %g s to end.", counted(traffic.calls, "call"), self._config.drain_seconds)
         await self._quiet(traffic, self._config.drain_seconds, self._hurry)
         if traffic.calls:
-            log.info("Aborting %d calls.", traffic.calls)
+            log.info("Aborting %s.", counted(traffic.calls, "call"))
             traffic.abort()
             await self._quiet(traffic, FAREWELL_SECONDS, asyncio.Event())
 

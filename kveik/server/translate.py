@@ -27,6 +27,7 @@ from kveik.server.prompts import (
 )
 from kveik.server.protocol import ChatBody, CompletionBody, GenerationBody
 from kveik.text.tokenizer import Tokenizer
+from kveik.words import counted
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions."""
@@ -190,7 +191,9 @@ def _check_chat(body: ChatBody) -> None:
 def _check_size(prompts: list[Prompt], sampling: SamplingParams) -> None:
     choices = len(prompts) * sampling.n
     if choices > MAX_CHOICES_PER_CALL:
-        raise BadValue(f"The call asks for {choices} choices, prompts times n; at most {MAX_CHOICES_PER_CALL}.", param="n")
+        raise BadValue(
+            f"The call asks for {counted(choices, 'choice')}, prompts times n; at most {MAX_CHOICES_PER_CALL}.", param="n"
+        )
     if sampling.prompt_logprobs is None:
         return
     entries = sum(len(prompt.tokens) for prompt in prompts) * (sampling.prompt_logprobs + 1)
@@ -271,7 +274,7 @@ def _logit_bias(entries: Any, vocab: int) -> tuple[tuple[int, float], ...]:
     if not isinstance(entries, dict):
         raise BadValue("logit_bias must be an object of token ids and numbers.", param="logit_bias")
     if len(entries) > MAX_LOGIT_BIAS:
-        raise BadValue(f"logit_bias has {len(entries)} entries; at most {MAX_LOGIT_BIAS}.", param="logit_bias")
+        raise BadValue(f"logit_bias has {counted(len(entries), 'entry')}; at most {MAX_LOGIT_BIAS}.", param="logit_bias")
     # Through a dictionary, because '1' and '01' are one token.
     checked = (_bias_entry(key, value, vocab, place) for place, (key, value) in enumerate(entries.items(), 1))
     return tuple(dict(checked).items())

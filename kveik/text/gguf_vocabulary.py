@@ -17,6 +17,7 @@ from kveik.text.pretokenizers import pre_tokenization
 from kveik.text.spm_merges import merges_from_scores
 from kveik.text.token_bytes import BYTE_LEVEL, SPACE_MARK, Spelling
 from kveik.text.tokenizer import Tokenizer
+from kveik.words import counted
 
 
 class TokenType(IntEnum):
@@ -65,7 +66,9 @@ class _Vocabulary:
         if value is None:
             return None
         if not isinstance(value, int) or not 0 <= value < len(self.texts):
-            raise ModelBroken(f"tokenizer.ggml.{role}_token_id is {value}; the vocabulary has {len(self.texts)} tokens.")
+            raise ModelBroken(
+                f"tokenizer.ggml.{role}_token_id is {value}; the vocabulary has {counted(len(self.texts), 'token')}."
+            )
         return value
 
     def flag(self, name: str, absent: bool) -> bool:
@@ -117,14 +120,16 @@ def _read(metadata: Mapping[str, object]) -> _Vocabulary:
         types = [TokenType.NORMAL] * len(texts)
     if not isinstance(types, list) or len(types) != len(texts):
         found = len(types) if isinstance(types, list) else 0
-        raise ModelBroken(f"The vocabulary has {len(texts)} tokens but {found} types (tokenizer.ggml.token_type).")
+        raise ModelBroken(
+            f"The vocabulary has {counted(len(texts), 'token')} but {counted(found, 'type')} (tokenizer.ggml.token_type)."
+        )
     size = len(texts)
     # Converters pad the list to the height of the model's head with unused [PADn]; those are no tokens.
     while size and types[size - 1] == TokenType.UNUSED and texts[size - 1] == f"[PAD{size - 1}]":
         size -= 1
     texts = texts[:size]
     if len(set(texts)) != size:
-        raise ModelBroken(f"The vocabulary has {size} tokens but only {len(set(texts))} different ones.")
+        raise ModelBroken(f"The vocabulary has {counted(size, 'token')} but only {len(set(texts))} different ones.")
     by_type: dict[int, list[int]] = {}
     for token, kind in enumerate(types[:size]):
         by_type.setdefault(kind, []).append(token)

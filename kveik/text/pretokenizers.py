@@ -16,6 +16,7 @@ from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from kveik.errors import Unsupported
+from kveik.words import counted
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -121,7 +122,7 @@ def pre_tokenization(name: str | None, merges: Sequence[str]) -> PreTokenization
         if known is None:
             raise Unsupported(
                 f"The file does not say how its vocabulary cuts text (tokenizer.ggml.pre is {name or 'absent'}), and its "
-                f"{len(merges)} merges are none that we know. Convert the model again with a current converter."
+                f"{counted(len(merges), 'merge')} unknown to kveik. Convert the model again with a current converter."
             )
         return BY_NAME[known]
     if name not in BY_NAME:

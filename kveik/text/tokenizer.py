@@ -11,6 +11,7 @@ import tokenizers
 
 from kveik.errors import BadValue, ModelBroken
 from kveik.text.token_bytes import CHARACTER_OF, Spelling, TokenBytes, spelling_of_decoder
+from kveik.words import counted
 
 # A few markers sets are in use at once (one per chat template, and the plain one); more would be a leak.
 _MAX_VARIANTS = 8
@@ -190,7 +191,7 @@ def _encode(core: tokenizers.Tokenizer, text: str, add_special: bool) -> list[in
         # pyo3's PanicException is no Exception and cannot be imported. The patterns' engine gives up on runs of ten million.
         if type(error).__name__ != "PanicException":
             raise
-        raise BadValue(f"The text, {len(text)} characters, is too uniform to be cut into tokens.") from None
+        raise BadValue(f"The text, {counted(len(text), 'character')}, is too uniform to be cut into tokens.") from None
     return ids
 
 

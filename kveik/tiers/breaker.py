@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kveik.words import counted
+
 
 class BreakerState(StrEnum):
     """What a breaker does with who asks."""
@@ -82,7 +84,7 @@ class Breaker:
         if seconds > self.limits.seconds or (failed and (probing or self._failures >= self.limits.failures)):
             if not probing:
                 slow = f"a try took {seconds:.1f} s, more than {self.limits.seconds:g}"
-                self._why = slow if seconds > self.limits.seconds else f"{self._failures} failures in a row"
+                self._why = slow if seconds > self.limits.seconds else f"{counted(self._failures, 'failure')} in a row"
             self._open(now, again=probing)
         elif probing:
             self._state, self._pause = BreakerState.CLOSED, self.limits.pause

@@ -25,6 +25,7 @@ from kveik.tiers.disk_owner import check_owner
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
 from kveik.tiers.store import Direct, Extent, Use
+from kveik.words import counted
 
 SYNC_SECONDS = 1.0
 """Between two times that slots and index are written out; what a machine that loses power forgets besides is a miss."""
@@ -254,7 +255,8 @@ def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) ->
     sizes = tuple(slot_bytes(one.record_bytes) for one in formats)
     if _room(capacity_bytes, sizes) < sum(sizes):
         raise DoesNotFit(
-            f"--kv-disk-bytes {capacity_bytes} is too little for one block of {sum(sizes)} bytes and the index of the folder; "
+            f"--kv-disk-bytes {capacity_bytes} is too little for one block of {counted(sum(sizes), 'byte')} and "
+            "the index of the folder; "
             f"at least {_least(sizes)} would work."
         )
     index = index_bytes(capacity_bytes // min(sizes))

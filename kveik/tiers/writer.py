@@ -18,6 +18,7 @@ from kveik.tiers.record import HEADER_BYTES, Encoding, Miss, RecordKey, Refusal
 from kveik.tiers.staging import Staging
 from kveik.tiers.store import Store
 from kveik.tiers.tally import Completion, Spilled, Tally
+from kveik.words import counted
 
 BATCH_RECORDS, BATCH_BYTES = 16, 16 << 20
 """Stored at once, at most."""
@@ -223,5 +224,5 @@ class Writer:
 def _checked(answers: Sequence[Refusal | None], wanted: int) -> Sequence[Refusal | None]:
     """A store's answers, of which there must be one for each record."""
     if len(answers) != wanted:
-        raise ValueError(f"a store gave {len(answers)} answers for {wanted} records")
+        raise ValueError(f"a store gave {counted(len(answers), 'answer')} for {counted(wanted, 'record')}")
     return answers

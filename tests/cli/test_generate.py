@@ -33,7 +33,7 @@ def test_a_short_generate_says_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_long_generate_says_how_far_it_is_and_seldom(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said_after(600.0, capsys)
-    assert lines[:2] == ["20 of 1000 prompts are answered after 2 s", "60 of 1000 prompts are answered after 6 s"]
+    assert lines[:2] == ["20 of 1000 prompts answered after 2 s", "60 of 1000 prompts answered after 6 s"]
     # 2, 4, 8, 16, 32 seconds, then one a minute.
     assert len(lines) == 5 + (600 - 62) // 60
 

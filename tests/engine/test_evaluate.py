@@ -192,7 +192,7 @@ def test_the_context_is_the_usual_one_or_as_much_as_the_model_has(folder: Path, 
     [
         (replace(TASK, context=5000), "--context is 5000; the model's context holds 4096 tokens"),
         (replace(TASK, tokens=1 << 40), "at most 16777216 tokens"),
-        (replace(TASK, text=HeldOutText("a", "a", "a")), "The text has 1 tokens, and at least 2 are needed"),
+        (replace(TASK, text=HeldOutText("a", "a", "a")), "The text has 1 token, and at least 2 are needed"),
     ],
     ids=["context", "tokens", "text"],
 )

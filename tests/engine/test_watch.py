@@ -163,7 +163,7 @@ def test_damaged_records_are_one_line_then_one_a_minute_and_none_is_left_out(
         world.watch.count_damaged("ram", 2)
         world.ask(1.0)
     found = lines(caplog)
-    assert found[0] == ("WARNING", "The tier ram gave 2 damaged records, which are computed again.")
+    assert found[0] == ("WARNING", "The tier ram gave 2 damaged records; what they held is computed again.")
     assert len(found) == 600 / DAMAGED_SECONDS
     world.look(last=True)
     assert sum(int(line.split(" gave ")[1].split()[0]) for _, line in lines(caplog)) == 1200

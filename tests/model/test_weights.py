@@ -77,7 +77,7 @@ def test_sharded_weights_are_one_model(folder, tmp_path):
 
 def test_missing_tensors_are_named(folder):
     changed_tensors(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(ModelBroken, match=r"lacks 1 tensors: layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ModelBroken, match=r"lacks 1 tensor: layers\.1\.mlp\.up_proj\.weight"):
         open_model(folder)
 
 

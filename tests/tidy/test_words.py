@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -72,3 +73,49 @@ def test_the_patterns_find_what_they_should() -> None:
     bare = MUTED.search("x = 1  # noqa: RUF012")
     assert bare
     assert bare[1] == ""
+
+
+COUNTED = (
+    *(
+        "tokens",
+        "blocks",
+        "bytes",
+        "records",
+        "sequences",
+        "requests",
+        "calls",
+        "answers",
+        "prompts",
+        "layers",
+        "heads",
+        "rows",
+    ),
+    *("tensors", "wheels", "strings", "entries", "characters", "choices", "types", "dimensions", "inputs", "parts", "failures"),
+    *("rows", "merges", "faults", "threads", "files", "groups", "rates", "windows"),
+)
+MANY = re.compile(rf" (?:(?!needs |holds )\w+ )?(?:{'|'.join(COUNTED)})\b(?!/)")
+MANY_LOGGED = re.compile(rf"%,?d(?:{MANY.pattern})")
+
+
+def counts_of(path: Path) -> list[str]:
+    """Numbers before a plural, which would be wrong for 1; what is in capitals is a bound of ours, and a fraction no count."""
+    found = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and MANY_LOGGED.search(node.value):
+            found.append(node.value)
+        for shown, behind in itertools.pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+            if (
+                not isinstance(shown, ast.FormattedValue)
+                or not isinstance(behind, ast.Constant)
+                or not MANY.match(behind.value)
+            ):
+                continue
+            value, form = ast.unparse(shown.value), ast.unparse(shown.format_spec) if shown.format_spec else ""
+            if not re.fullmatch(r"(len\()?[A-Z_]+\b.*|(words\.)?counted\(.*", value) and not form.endswith(("f'", "g'")):
+                found.append(f"{path.name}:{shown.lineno}: {{{value}}}{behind.value}")
+    return found
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
+def test_a_number_and_its_noun_agree(path: Path) -> None:
+    assert counts_of(path) == [], "kveik.words.counted"
