@@ -113,7 +113,8 @@ class CacheConfig:
     """Bytes that the folder takes at most, with all that belongs to it. Default: 16 GiB."""
 
     kv_remote: str | None = None
-    """Address of a Valkey or Redis server that several servers share: redis://host:6379/0, or rediss:// for TLS."""
+    """Address of a Valkey or Redis server that several servers share: redis://host:6379/0, or rediss:// for TLS. With --api-key
+    they share where all have the same --tenant-secret-file."""
 
     kv_remote_bytes: int | None = None
     """Bytes that this server has there at most, of what it wrote within the last day, as far as it knows. Default: 16 GiB."""
@@ -278,7 +279,8 @@ class ServerConfig:
     cache keeps after requests: what other keys never take from it, and what it never exceeds."""
 
     tenant_secret_file: str | None = None
-    """File with the secret from which tenants' cache salts are derived. Default: one made in the user's cache folder."""
+    """File with the secret from which tenants' cache salts are derived, of 16 bytes or more. Servers that share a --kv-remote
+    need a copy of the same. Default: one made in the user's cache folder."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     """Bytes of a request body at most."""

@@ -11,7 +11,7 @@ from kveik.cli.command import single
 from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SERVER, Settings, takes
 from kveik.cli.say import say
-from kveik.config import ModelConfig, ServerConfig
+from kveik.config import CacheConfig, ModelConfig, ServerConfig
 from kveik.engine.accounts import cache_stats, reset_cache, tier_status
 from kveik.engine.build import LoadedEngine, open_engine
 from kveik.engine.engine import Engine
@@ -47,6 +47,8 @@ def serve(settings: Settings) -> None:
     # Asked now, so that what cannot be is told before a model is loaded for minutes.
     secret = _secret(server)
     listen(server.host, server.port).close()
+    if (note := unshared(server, settings.engine.cache)) is not None:
+        log.info("%s", note)
     config = with_model(settings.engine)
     tenants = Tenants(server.api_key, secret)
     shares = {tenants.of_key(key): share for key, share in server.tenant_shares().items()}
@@ -130,8 +132,21 @@ def _secret(server: ServerConfig) -> bytes:
     # Without keys there is one tenant, and no reason to leave a file behind.
     if not server.api_key:
         return b""
-    chosen = server.tenant_secret_file
-    return tenant_secret(Path(chosen) if chosen else home_folder() / "tenant-secret")
+    return tenant_secret(_secret_file(server))
+
+
+def _secret_file(server: ServerConfig) -> Path:
+    return Path(server.tenant_secret_file) if server.tenant_secret_file else home_folder() / "tenant-secret"
+
+
+def unshared(server: ServerConfig, cache: CacheConfig) -> str | None:
+    """What to tell whoever gives tenants a remote tier and leaves their secret to us: each host makes one of its own."""
+    if not (cache.kv_remote and server.api_key) or server.tenant_secret_file:
+        return None
+    return (
+        f"Tenants' blocks at --kv-remote are found by servers with the same secret alone; this one has {_secret_file(server)}, "
+        "which every KVEIK_HOME makes for itself. To share with others, give all of them a copy with --tenant-secret-file."
+    )
 
 
 app = single(serve)

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kveik.cli.main import run
-from kveik.cli.serve import own_name
+from kveik.cli.serve import own_name, unshared
+from kveik.config import CacheConfig, ServerConfig
 
 SMALL = ("smollm2-135m", "--max-model-len", "512", "--kv-cache-memory-bytes", "60000000")
 KVEIK = (sys.executable, "-c", "from kveik.cli.main import main; main()")
@@ -176,6 +178,39 @@ def test_a_secret_that_cannot_be_had_is_told_with_its_path_before_the_model_is_l
     ):
         assert run(["serve", *SMALL, "--api-key", "k", "--tenant-secret-file", path]) == 1
         assert f"The tenant secret {path} (--tenant-secret-file) {why}" in capsys.readouterr().err
+
+
+def test_tenants_of_a_remote_tier_with_a_secret_made_here_are_told_that_it_shares_with_nobody_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVEIK_HOME", str(tmp_path))
+    keys, remote = ServerConfig(api_key=("a", "b")), CacheConfig(kv_remote="redis://host:6379/0")
+    note = unshared(keys, remote)
+    assert note is not None
+    assert f"{tmp_path}/tenant-secret" in note
+    assert "--tenant-secret-file" in note
+    assert unshared(replace(keys, tenant_secret_file="shared"), remote) is None
+    assert unshared(ServerConfig(), remote) is None
+    assert unshared(keys, CacheConfig(kv_disk="kv")) is None
+
+
+def test_the_note_on_tenants_is_told_at_start_as_a_note(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Enough(Exception):
+        pass
+
+    def enough(*_: object) -> None:
+        raise Enough
+
+    monkeypatch.setenv("KVEIK_HOME", str(tmp_path))
+    monkeypatch.setattr("kveik.cli.serve.with_model", enough)
+    caplog.set_level("INFO")
+    for more, told in (([], 1), (["--tenant-secret-file", str(tmp_path / "tenant-secret")], 0)):
+        caplog.clear()
+        with pytest.raises(Enough):
+            run(["serve", *SMALL, "--port", "0", "--api-key", "k", "--kv-remote", "redis://127.0.0.1:1/0", *more])
+        assert [one.levelname for one in caplog.records if "same secret" in one.getMessage()] == ["INFO"] * told
 
 
 def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
