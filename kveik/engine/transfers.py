@@ -131,6 +131,7 @@ class Transfers:
         for number, keys in self._owed.items():
             if keys and self.parts.mover.delete(self._names[number], keys):
                 self._owed[number] = []
+        self.parts.mover.look_after()
         for number in list(self._cleared):
             if not self._owed[number] and self.parts.mover.give_back(self._names[number]):
                 self._cleared.remove(number)
@@ -138,7 +139,7 @@ class Transfers:
     @property
     def unsettled(self) -> bool:
         """Whether there may be something to tell of a tier soon, or to do there, though none has anything to say."""
-        return self._watch.unsettled or self.parts.mover.busy or bool(self._cleared)
+        return self._watch.unsettled or self.parts.mover.busy or self.parts.mover.ailing or bool(self._cleared)
 
     def carry_out(self, copy: Callable[[], object] = lambda: None) -> None:
         """All that was decided, in order: after every plan, before anything is written into the pool.

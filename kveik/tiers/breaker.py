@@ -53,6 +53,8 @@ class Breaker:
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._pause = limits.pause
+        self._proven = True
+        """Something has gone well since it was open, that was more than a check."""
         self._until = 0.0
         self._why = ""
 
@@ -77,19 +79,21 @@ class Breaker:
         if self.state(now) is BreakerState.HALF_OPEN:
             self._state = BreakerState.HALF_OPEN
 
-    def end(self, now: float, seconds: float, *, failed: bool) -> None:
-        """A try has ended after so many seconds."""
+    def end(self, now: float, seconds: float, *, failed: bool, check: bool = False) -> None:
+        """A try has ended after so many seconds. A check that goes well closes it, and proves nothing more."""
         probing = self._state is BreakerState.HALF_OPEN
         self._failures = self._failures + 1 if failed else 0
         if seconds > self.limits.seconds or (failed and (probing or self._failures >= self.limits.failures)):
             if not probing:
                 slow = f"a try took {seconds:.1f} s, more than {self.limits.seconds:g}"
                 self._why = slow if seconds > self.limits.seconds else f"{counted(self._failures, 'failure')} in a row"
-            self._open(now, again=probing)
+            self._open(now, again=probing or not self._proven)
         elif probing:
-            self._state, self._pause = BreakerState.CLOSED, self.limits.pause
+            self._state, self._proven = BreakerState.CLOSED, not check
+        elif not failed and not check:
+            self._proven = True
 
     def _open(self, now: float, *, again: bool) -> None:
         self._pause = min(2 * self._pause, self.limits.pause_most) if again else self.limits.pause
-        self._state, self._until, self._failures = BreakerState.OPEN, now + self._pause, 0
+        self._state, self._until, self._failures, self._proven = BreakerState.OPEN, now + self._pause, 0, False
         self.opened += 1

@@ -25,11 +25,14 @@ from kveik.tiers.loading import Load
 from kveik.tiers.reader import Probe, Reader
 from kveik.tiers.record import RecordKey, Refusal
 from kveik.tiers.staging import Staging
-from kveik.tiers.store import Store
-from kveik.tiers.tally import Completion, Counts, Loaded, Sample, Tally
+from kveik.tiers.store import Reachable, Store
+from kveik.tiers.tally import Checked, Completion, Counts, Loaded, Sample, Tally
 from kveik.tiers.writer import Writer
 
 log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+"""At least between two times that a store elsewhere is asked how it is; a breaker may know that it is worth more patience."""
 
 STOP_SECONDS = 5.0
 """How long `close` waits for a thread that is in the middle of something."""
@@ -90,6 +93,19 @@ class _Lane:
         self.store = store
         self.title = tier.title
         self.threads: list[threading.Thread] = []
+        self.check_after = float("-inf")
+
+    @property
+    def ailing(self) -> bool:
+        """Whether something is wrong with a store that can be asked how it is."""
+        wrong = self.store.trouble or self.reader.breaker.hindrance or self.writer.breaker.hindrance
+        return wrong is not None and isinstance(self.store, Reachable)
+
+    def check(self, now: float) -> None:
+        if isinstance(self.store, Reachable) and now >= self.check_after:
+            self.check_after = now + CHECK_SECONDS
+            self.reader.check()
+            self.writer.check()
 
 
 class Mover:
@@ -107,8 +123,9 @@ class Mover:
         self._stopped = False
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads. Stores elsewhere are asked how they are, which nobody waits for."""
         for name, lane in self._lanes.items():
+            lane.check(self._clock.now())
             for half in (lane.reader, lane.writer):
                 title = f"kveik {name} {type(half).__name__.lower()}"
                 thread = threading.Thread(target=_run, args=(half,), name=title, daemon=True)
@@ -119,6 +136,18 @@ class Mover:
         """Without threads: do one thing per half; whether there was any. For tests and simulations."""
         halves = [half for lane in self._lanes.values() for half in (lane.reader, lane.writer)]
         return sum(half.step(wait=False) for half in halves) > 0
+
+    @property
+    def ailing(self) -> bool:
+        """Whether `look_after` may have something to do."""
+        return any(lane.ailing for lane in self._lanes.values())
+
+    def look_after(self) -> None:
+        """Stores elsewhere with which something is wrong are asked how they are, so that it is known when they are well."""
+        now = self._clock.now()
+        for lane in self._lanes.values():
+            if lane.ailing:
+                lane.check(now)
 
     def spill(self, tier: str, key: RecordKey, block: memoryview) -> Refusal | None:
         """Copy a block of the pool, to be stored. None: a `Spilled` will follow. Otherwise that was all."""
@@ -164,7 +193,7 @@ class Mover:
         for one in found:
             if isinstance(one, Loaded):
                 self._forget(one.job)
-        return found
+        return [one for one in found if not isinstance(one, Checked)]
 
     @property
     def titles(self) -> dict[str, str]:

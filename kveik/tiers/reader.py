@@ -11,8 +11,8 @@ from kveik.tiers.encode import Codec
 from kveik.tiers.loading import Load
 from kveik.tiers.queue import WorkQueue
 from kveik.tiers.record import Encoding, Miss, RecordFormat, RecordKey
-from kveik.tiers.store import Store
-from kveik.tiers.tally import Completion, Loaded, Probed, Tally
+from kveik.tiers.store import Reachable, Store
+from kveik.tiers.tally import Checked, Completion, Loaded, Probed, Tally
 
 BATCH_RECORDS, BATCH_BYTES = 32, 16 << 20
 """Read at once, at most: between two batches a load that was called off is left, and a breaker judges what a batch takes."""
@@ -33,6 +33,14 @@ class Probe:
         return len(self.keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How is it?"""
+
+    def __len__(self) -> int:
+        return 1
+
+
 class Reader:
     """One tier's reading half."""
 
@@ -47,7 +55,7 @@ class Reader:
     ) -> None:
         self.store = store
         self.breaker = breaker
-        self.work: WorkQueue[Load | Probe] = WorkQueue(WAITING_MOST)
+        self.work: WorkQueue[Load | Probe | Check] = WorkQueue(WAITING_MOST)
         self._formats = store.formats
         self._codecs = codecs
         self._tally = tally
@@ -61,6 +69,11 @@ class Reader:
         now = self._clock.now()
         if self.stuck(now) or not self.breaker.admits(now) or not self.work.put(one, len(one)):
             self._refuse(one)
+
+    def check(self) -> None:
+        """Ask a store elsewhere how it is, where nothing else is asked."""
+        if not self.work.weight and self.breaker.admits(self._clock.now()):
+            self.work.put(Check(), 1)
 
     def stuck(self, now: float) -> bool:
         """Whether the store has not answered for longer than it may take."""
@@ -77,7 +90,9 @@ class Reader:
         if one is None:
             return False
         try:
-            if not self.breaker.admits(self._clock.now()):
+            if isinstance(one, Check):
+                self._check()
+            elif not self.breaker.admits(self._clock.now()):
                 self._refuse(one)
             elif isinstance(one, Probe):
                 self._probe(one)
@@ -90,7 +105,8 @@ class Reader:
     def close(self) -> None:
         """Refuse what waits, and end."""
         for one in self.work.close():
-            self._refuse(one)
+            if not isinstance(one, Check):
+                self._refuse(one)
 
     def _refuse(self, one: Load | Probe) -> None:
         if isinstance(one, Probe):
@@ -141,16 +157,26 @@ class Reader:
         self._finish(start, failed=None in found)
         self._tell(Probed(self.store.name, probe.job, probe.keys, tuple(one is True for one in found)))
 
+    def _check(self) -> None:
+        if isinstance(self.store, Reachable) and self.breaker.admits(self._clock.now()):
+            start, failed = self._begin(), True
+            try:
+                failed = not self.store.serves(writing=False)
+            except Exception:
+                self._tally.erred()
+            self._finish(start, failed=failed, check=True)
+            self._tell(Checked(self.store.name))
+
     def _begin(self) -> float:
         now = self._clock.now()
         self.breaker.begin(now)
         self._since = now
         return now
 
-    def _finish(self, start: float, *, failed: bool) -> float:
+    def _finish(self, start: float, *, failed: bool, check: bool = False) -> float:
         now = self._clock.now()
         self._since = None
-        self.breaker.end(now, now - start, failed=failed)
+        self.breaker.end(now, now - start, failed=failed, check=check)
         return now - start
 
 

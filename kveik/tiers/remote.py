@@ -5,35 +5,30 @@
 
 The server's memory is the server's to bound (maxmemory). Ours is a bound on what this engine believes to have there
 (`written.py`): what it wrote within the last time to live, as far as it is not known to be gone. A thread waits for an
-answer no longer than the timeout, and a request for that thread no longer than its deadline. Whatever a server answers,
-nothing is raised.
+exchange (`wire.py`) no longer than twice the timeout, and a request for that thread no longer than its deadline. Whatever a
+server answers, nothing is raised.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kveik.clock import Clock
-from kveik.errors import BadValue, Unsupported
-from kveik.tiers.address import client_address, shown
+from kveik.clock import Clock, SystemClock
+from kveik.tiers.address import shown
 from kveik.tiers.record import VERSION, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.store import Direct, Extent, Use
+from kveik.tiers.wire import Command, Fits, Unanswered, Wire, is_full
 from kveik.tiers.written import Entry, Written
-
-redis: Any = None
-with contextlib.suppress(ImportError):
-    # An extra: `pip install kveik[remote]`.
-    redis = importlib.import_module("redis")
 
 BATCH_BYTES = 4 << 20
 """In flight at once, so that a deadline is looked at between two batches."""
 
 PROBE_BATCH = 512
+
+CHECKED = b"kveik:check"
 
 CHORES_SECONDS, CHORES_MOST = 1.0, 64
 """How often, and how many records at most, are looked for beside what is asked anyway: the server may have evicted them."""
@@ -50,7 +45,8 @@ class RemoteLimits:
     """A record that was not written again for so long is gone."""
 
     timeout_seconds: float = 1.0
-    """For a connection, and for each answer."""
+    """So long a server may be silent. All that is asked at once, with a connection where there is none, takes twice that at
+    most: as long as a breaker takes for too long."""
 
 
 def remote_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
@@ -68,16 +64,23 @@ class RemoteStore:
         without the client's package.
         """
         self.capacity_bytes = limits.capacity_bytes
-        self.trouble: str | None = None
+        self._troubles: dict[bool, str | None] = {False: None, True: None}
+        """With reading and with writing."""
         self._limits = limits
         self._clock = clock
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self._prefixes = [_prefix(one) for one in formats]
-        self._client = _connect(url, limits.timeout_seconds)
+        # A value may be a byte longer than a record, so that it shows.
+        longest = max(one.record_bytes for one in formats) + 1
+        self._wire = Wire(url, limits.timeout_seconds, longest, clock)
         self.address = shown(url)
         """The address without user and password."""
         self._written = Written(limits.ttl_seconds)
         self._chores_after = float("-inf")
+
+    @property
+    def trouble(self) -> str | None:
+        return self._troubles[False] or self._troubles[True]
 
     @property
     def room_bytes(self) -> int:
@@ -102,12 +105,13 @@ class RemoteStore:
             if len(record) <= room:
                 room -= len(record)
                 sent.append(number)
-        commands = [("SET", self._name(records[at][0]), records[at][1], "EX", self._limits.ttl_seconds) for at in sent]
+        ttl = b"%d" % self._limits.ttl_seconds
+        commands = [(b"SET", self._name(records[at][0]), records[at][1], b"EX", ttl) for at in sent]
         now = self._clock.now()
-        for number, answer in zip(sent, self._ask(commands, _is_ok), strict=True):
+        for number, answer in zip(sent, self._ask(commands, _is_ok, writing=True), strict=True):
             key, record = records[number]
             refusals[number] = _refusal(answer)
-            if refusals[number] is None or isinstance(answer, _NoAnswer):
+            if refusals[number] is None or (isinstance(answer, Unanswered) and answer.told):
                 self._written.put(key, len(record), now, sure=refusals[number] is None)
         return refusals
 
@@ -119,14 +123,17 @@ class RemoteStore:
             if self._clock.now() > deadline:
                 return misses + [Miss.LATE] * (len(keys) - len(misses))
             believed = dict(self._written.seen(batch))
-            answers = self._ask([("GET", self._name(key)) for key in batch], _is_value)
+            answers = self._ask([self._get(key) for key in batch], _is_value)
             for key, answer in zip(batch, answers, strict=True):
-                if answer is None and key in believed:
+                miss = _miss(answer)
+                if miss in (Miss.ABSENT, Miss.FOREIGN) and key in believed:
                     self._written.missing(key, believed[key])
-                if isinstance(answer, bytes):
-                    use(len(misses), memoryview(answer))
-                misses.append(None if isinstance(answer, bytes) else Miss.ABSENT if answer is None else Miss.FAILED)
-        return misses
+                if miss is None:
+                    use(len(misses), answer)
+                misses.append(miss)
+            if _is_lost(answers):
+                break
+        return misses + [Miss.FAILED] * (len(keys) - len(misses))
 
     def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool | None]:
         """Asks the server, so that what other engines wrote is found."""
@@ -134,19 +141,34 @@ class RemoteStore:
         for batch in _batches(keys, PROBE_BATCH):
             if self._clock.now() > deadline:
                 return found + [False] * (len(keys) - len(found))
-            answers = self._ask([("EXISTS", self._name(key)) for key in batch], _is_count)
+            answers = self._ask([(b"EXISTS", self._name(key)) for key in batch], _is_count)
             found += [None if isinstance(answer, Exception) else answer == 1 for answer in answers]
-        return found
+            if _is_lost(answers):
+                break
+        return found + [None] * (len(keys) - len(found))
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         """For all engines."""
+        lost = False
         for batch in _batches(keys, PROBE_BATCH):
-            answers = self._ask([("UNLINK", self._name(key)) for key in batch], _is_count)
+            if lost:
+                self._written.perhaps_deleted(batch)
+                continue
+            answers = self._ask([self._unlink(key) for key in batch], _is_count, writing=True)
             for key, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
                     self._written.perhaps_deleted([key])
                 else:
                     self._written.deleted(key)
+            lost = _is_lost(answers)
+
+    def serves(self, *, writing: bool) -> bool:
+        """With a name that is no record's, which is gone at once."""
+        if writing:
+            [answer] = self._ask([(b"SET", CHECKED, b"", b"PX", b"1")], _is_ok, writing=True)
+            return _refusal(answer) is not Refusal.FAILED
+        [answer] = self._ask([(b"GETRANGE", CHECKED, b"0", b"0")], _is_value)
+        return not isinstance(answer, Exception)
 
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         """What this engine wrote, as far as it has not expired; what others wrote is found by asking only."""
@@ -160,20 +182,27 @@ class RemoteStore:
         self.delete_many([key for key, _ in self.contents()])
 
     def close(self) -> None:
-        self._client.close()
+        self._wire.close()
 
     def _name(self, key: RecordKey) -> bytes:
         return self._prefixes[key.group] + key.block
 
-    def _ask(self, commands: Sequence[tuple[Any, ...]], fits: Callable[[Any], bool]) -> list[Any]:
-        """The answer to each, or an exception, in one round trip. What does not fit is no answer."""
+    def _get(self, key: RecordKey) -> Command:
+        """No more than shows that the value is longer than a record."""
+        return b"GETRANGE", self._name(key), b"0", b"%d" % self.cost_bytes(key.group)
+
+    def _unlink(self, key: RecordKey) -> Command:
+        return b"UNLINK", self._name(key)
+
+    def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False) -> list[Any]:
+        """The answer to each, or an exception, in one round trip."""
         if not commands:
             return []
         now = self._clock.now()
         removed, looked_for = self._chores(now)
-        chores = [("UNLINK", self._name(key)) for key, _ in removed] + [("EXISTS", self._name(key)) for key, _ in looked_for]
-        answers = self._exchange([*commands, *chores])
-        if not isinstance(answers[-1], Exception):
+        chores = [self._unlink(key) for key, _ in removed] + [(b"EXISTS", self._name(key)) for key, _ in looked_for]
+        answers = self._wire.exchange([*commands, *chores], [fits] * len(commands) + [_is_count] * len(chores))
+        if not _is_lost(answers):
             self._written.answered(now)
         own, rest = answers[: len(commands)], answers[len(commands) :]
         for (key, entry), answer in zip(removed, rest[: len(removed)], strict=True):
@@ -182,9 +211,9 @@ class RemoteStore:
         for (key, entry), answer in zip(looked_for, rest[len(removed) :], strict=True):
             if answer == 0:
                 self._written.missing(key, entry)
-        own = [answer if isinstance(answer, Exception) or fits(answer) else _Nonsense() for answer in own]
-        failed = next((answer for answer in own if isinstance(answer, Exception)), None)
-        self.trouble = None if failed is None else _what_failed(failed)
+        failed = next((answer for answer in own if isinstance(answer, Exception) and not _is_other_type(answer)), None)
+        lost = answers[-1] if _is_lost(answers) else None
+        self._troubles[writing] = _trouble(failed or lost)
         return own
 
     def _chores(self, now: float) -> tuple[list[tuple[RecordKey, Entry]], list[tuple[RecordKey, Entry]]]:
@@ -194,63 +223,37 @@ class RemoteStore:
         self._chores_after = now + CHORES_SECONDS
         return self._written.to_settle(now, CHORES_MOST), self._written.to_look_at(CHORES_MOST)
 
-    def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """One answer to each; those that have not come are `_NotSent` or `_NoAnswer`."""
-        answers: list[Any] = []
-        lost: type[_Lost] = _NotSent
-        try:
-            connection = self._client.connection_pool.get_connection()
-            try:
-                packed = connection.pack_commands(commands)
-                lost = _NoAnswer
-                connection.send_packed_command(packed)
-                for _ in commands:
-                    try:
-                        answers.append(connection.read_response())
-                    except redis.ResponseError as refused:
-                        answers.append(refused)
-            except BaseException:
-                # What was not read would be taken for the answer to what is asked next.
-                connection.disconnect()
-                raise
-            finally:
-                self._client.connection_pool.release(connection)
-        except Exception as error:
-            # A server may send anything, and what the client makes of that may be anything.
-            told = isinstance(error, redis.ResponseError | redis.AuthenticationError)
-            return answers + [error if told else lost(type(error).__name__)] * (len(commands) - len(answers))
-        return answers
 
-
-class _Lost(Exception):
-    """In place of an answer; `args` has the name of what the client raised."""
-
-
-class _NotSent(_Lost):
-    """The server was not told."""
-
-
-class _NoAnswer(_Lost):
-    """The server may have been told, and may do it yet."""
-
-
-class _Nonsense(Exception):
-    """An answer to something else."""
-
-
-def _what_failed(error: Exception) -> str:
+def _trouble(error: Exception | None) -> str | None:
     """In words for the log, and none of the server's."""
-    if isinstance(error, _Lost):
-        return f"does not answer ({error.args[0]})"
-    return "answers nonsense" if isinstance(error, _Nonsense) else f"refuses ({type(error).__name__})"
+    if error is None:
+        return None
+    return error.why if isinstance(error, Unanswered) else f"refuses ({type(error).__name__})"
+
+
+def _is_lost(answers: Sequence[Any]) -> bool:
+    """Whether the connection ended before all had been answered."""
+    return isinstance(answers[-1], Unanswered)
+
+
+def _is_other_type(answer: Any) -> bool:
+    """Somebody keeps something else under that name, and the server is well."""
+    return isinstance(answer, Exception) and str(answer).startswith("WRONGTYPE ")
+
+
+def _miss(answer: Any) -> Miss | None:
+    if isinstance(answer, Exception):
+        return Miss.FOREIGN if _is_other_type(answer) else Miss.FAILED
+    # What is not there is as a range of it that is empty.
+    return None if answer else Miss.ABSENT
 
 
 def _is_ok(answer: Any) -> bool:
-    return bool(answer == b"OK")
+    return isinstance(answer, bytes) and answer == b"OK"
 
 
 def _is_value(answer: Any) -> bool:
-    return answer is None or isinstance(answer, bytes)
+    return isinstance(answer, memoryview)
 
 
 def _is_count(answer: Any) -> bool:
@@ -259,25 +262,7 @@ def _is_count(answer: Any) -> bool:
 
 def check_address(url: str) -> None:
     """Raises BadValue for an address that is none, Unsupported without the client's package. Connects to nobody."""
-    _connect(url, 1.0).close()
-
-
-def _connect(url: str, timeout_seconds: float) -> Any:
-    """A client, which connects when it is used."""
-    if redis is None:
-        raise Unsupported("--kv-remote needs the package redis: pip install 'kveik[remote]'.")
-    try:
-        return redis.Redis.from_url(
-            client_address(url),
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            socket_read_size=1 << 20,
-            # Whether to try again is the breaker's to say.
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-        )
-    except ValueError:
-        # Its message holds the address, and that may hold a password.
-        raise BadValue("The client takes no address like that of --kv-remote.", param="kv_remote") from None
+    Wire(url, 1.0, 0, SystemClock()).close()
 
 
 def _prefix(form: RecordFormat) -> bytes:
@@ -289,7 +274,7 @@ def _prefix(form: RecordFormat) -> bytes:
 def _refusal(answer: object) -> Refusal | None:
     if not isinstance(answer, Exception):
         return None
-    return Refusal.FULL if isinstance(answer, redis.exceptions.OutOfMemoryError) else Refusal.FAILED
+    return Refusal.FULL if is_full(answer) else Refusal.FAILED
 
 
 def _batches(keys: Sequence[RecordKey], size: int) -> Iterator[Sequence[RecordKey]]:

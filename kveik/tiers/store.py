@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kveik.tiers.record import Miss, RecordFormat, RecordKey, Refusal
 
@@ -110,6 +110,15 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give back memory, files and connections. Nothing may be asked afterwards."""
+        ...
+
+
+@runtime_checkable
+class Reachable(Protocol):
+    """A store elsewhere, which may be gone, or wrong from the start."""
+
+    def serves(self, *, writing: bool) -> bool:
+        """Whether it reads, or writes, as one can tell without a record. `trouble` says the same afterwards."""
         ...
 
 

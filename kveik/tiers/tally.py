@@ -48,7 +48,14 @@ class Probed:
     found: tuple[bool, ...]
 
 
-Completion = Spilled | Loaded | Probed
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A store elsewhere has been asked how it is."""
+
+    tier: str
+
+
+Completion = Spilled | Loaded | Probed | Checked
 
 
 @dataclass(frozen=True, slots=True)

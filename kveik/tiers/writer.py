@@ -16,8 +16,8 @@ from kveik.tiers.encode import Codec, copy
 from kveik.tiers.queue import WorkQueue
 from kveik.tiers.record import HEADER_BYTES, Encoding, Miss, RecordKey, Refusal
 from kveik.tiers.staging import Staging
-from kveik.tiers.store import Store
-from kveik.tiers.tally import Completion, Spilled, Tally
+from kveik.tiers.store import Reachable, Store
+from kveik.tiers.tally import Checked, Completion, Spilled, Tally
 from kveik.words import counted
 
 BATCH_RECORDS, BATCH_BYTES = 16, 16 << 20
@@ -49,6 +49,11 @@ class GiveBack:
     """Room of what was forgotten goes back to the system."""
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How is it?"""
+
+
 class Writer:
     """One tier's writing half."""
 
@@ -65,7 +70,7 @@ class Writer:
         self.store = store
         self.breaker = breaker
         self.staging = staging
-        self.work: WorkQueue[Spill | Deletion | GiveBack] = WorkQueue(WAITING_MOST)
+        self.work: WorkQueue[Spill | Deletion | GiveBack | Check] = WorkQueue(WAITING_MOST)
         self._formats = store.formats
         self._codecs = codecs
         largest = max(one.record_bytes for one in store.formats)
@@ -90,6 +95,11 @@ class Writer:
         """False: something waits to be written, and what becomes of it may leave room behind; ask again."""
         return not self.work.weight and self.work.put(GiveBack(), 1)
 
+    def check(self) -> None:
+        """Ask a store elsewhere how it is, where nothing else is asked."""
+        if not self.work.weight and self.breaker.admits(self._clock.now()):
+            self.work.put(Check(), 1)
+
     def hindrance(self, now: float) -> str | None:
         """Why nothing is written, in words; None: it is."""
         since, most = self._since, self.breaker.limits.seconds
@@ -102,7 +112,10 @@ class Writer:
             return False
         if not isinstance(one, Spill):
             try:
-                self._make_room(one)
+                if isinstance(one, Check):
+                    self._check()
+                else:
+                    self._make_room(one)
             finally:
                 self.work.done(len(one.keys) if isinstance(one, Deletion) else 1)
             return True
@@ -144,8 +157,7 @@ class Writer:
             if not self.breaker.admits(start := self._clock.now()):
                 refusals = [Refusal.REFUSED] * len(spills)
                 return
-            self.breaker.begin(start)
-            self._since = start
+            self._begin(start)
             try:
                 records = [(spill.key, self._record(number, spill)) for number, spill in enumerate(spills)]
                 refusals = _checked(self.store.put_many(records), len(records))
@@ -153,14 +165,33 @@ class Writer:
             except Exception:
                 # A store does not raise; one that does has failed, and its thread goes on.
                 self._tally.erred()
-            now = self._clock.now()
-            seconds = now - start
-            self._since = None
-            self.breaker.end(now, seconds, failed=any(refusal in (Refusal.FAILED, Refusal.REFUSED) for refusal in refusals))
+            failed = any(refusal in (Refusal.FAILED, Refusal.REFUSED) for refusal in refusals)
+            seconds = self._finish(start, failed=failed)
         finally:
             refused = [refusal for refusal in refusals if refusal is not None]
             self._tally.wrote(len(spills) - len(refused), size, seconds, refused)
             self._ended(list(zip(spills, refusals, strict=True)))
+
+    def _check(self) -> None:
+        if isinstance(self.store, Reachable) and self.breaker.admits(start := self._clock.now()):
+            self._begin(start)
+            failed = True
+            try:
+                failed = not self.store.serves(writing=True)
+            except Exception:
+                self._tally.erred()
+            self._finish(start, failed=failed, check=True)
+            self._tell(Checked(self.store.name))
+
+    def _begin(self, now: float) -> None:
+        self.breaker.begin(now)
+        self._since = now
+
+    def _finish(self, start: float, *, failed: bool, check: bool = False) -> float:
+        now = self._clock.now()
+        self._since = None
+        self.breaker.end(now, now - start, failed=failed, check=check)
+        return now - start
 
     def _ended(self, spills: Sequence[tuple[Spill, Refusal | None]]) -> None:
         for spill, refusal in spills:

@@ -23,7 +23,7 @@ from kveik.errors import BadValue, KveikError, Unreachable, Unsupported
 from kveik.observe.events import RequestAdmitted
 from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
-from kveik.tiers import remote
+from kveik.tiers import wire
 from kveik.tiers.disk_left import store_at
 from kveik.tiers.record import Miss, RecordKey
 from kveik.tiers.store import Direct, Use, verify
@@ -338,7 +338,7 @@ def test_tiers_that_cannot_be_are_refused_before_a_model_is_read(
 
     monkeypatch.setattr(build, "open_model", read_model)
     if kind is Unsupported:
-        monkeypatch.setattr(remote, "redis", None)
+        monkeypatch.setattr(wire, "redis", None)
     with pytest.raises(kind, match="--kv-disk /proc/kv" if "kv_disk" in cache else "remote"):
         opened(model, **cache)
 

@@ -9,8 +9,10 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import redis
 
 PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
 
@@ -29,11 +31,16 @@ class Server:
         self.port = free_port()
         self.options = options
         self.process: subprocess.Popen[bytes] | None = None
+        self.client = redis.Redis(port=self.port)
         self.start()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
+
+    def tell(self, *command: bytes | str | int) -> Any:
+        """What it answers to somebody else."""
+        return self.client.execute_command(*command)
 
     def start(self) -> None:
         """Return when it listens."""
@@ -69,4 +76,5 @@ def running(*options: str) -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.client.close()
         server.kill()

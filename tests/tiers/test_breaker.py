@@ -68,6 +68,29 @@ def test_the_pause_doubles_up_to_its_most_and_begins_anew_after_success() -> Non
     assert breaker.admits(now + 1.0)
 
 
+def test_a_check_that_goes_well_closes_it_and_the_pause_goes_on_doubling_until_something_has_been_served() -> None:
+    breaker, now, pauses = opened_at(), 0.0, []
+    for _ in range(3):
+        start = now
+        while not breaker.admits(now):
+            now += 0.25
+        pauses.append(now - start)
+        breaker.begin(now)
+        breaker.end(now, 0.1, failed=False, check=True)
+        assert (breaker.state(now), breaker.hindrance) == (BreakerState.CLOSED, None)
+        breaker.begin(now)
+        breaker.end(now, 5.0, failed=False)
+    assert pauses == [1.0, 2.0, 4.0]
+    now += 8.0
+    breaker.begin(now)
+    breaker.end(now, 0.1, failed=False, check=True)
+    breaker.end(now, 0.1, failed=False)
+    breaker.end(now, 0.1, failed=False, check=True)
+    breaker.end(now, 5.0, failed=False)
+    assert not breaker.admits(now + 0.99)
+    assert breaker.admits(now + 1.0)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_asking_changes_nothing_and_it_always_comes_back(seed: int) -> None:
     chance, breaker, now = random.Random(seed), Breaker(LIMITS), 0.0

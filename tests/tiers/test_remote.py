@@ -10,7 +10,7 @@ from kveik.clock import StepClock
 from kveik.tiers.record import Encoding, Miss, Refusal
 from kveik.tiers.remote import RemoteLimits, RemoteStore
 from kveik.tiers.store import verify
-from tests.tiers.records import FORMATS, format_of, key_of, pairs, payloads, read
+from tests.tiers.records import FORMATS, format_of, key_of, pairs, payloads, read, record_of
 from tests.tiers.redis_server import Server, running
 
 LIMITS = RemoteLimits(timeout_seconds=30.0)
@@ -26,9 +26,7 @@ def shared() -> Iterator[Server]:
 @pytest.fixture
 def server(shared: Server) -> Iterator[Server]:
     yield shared
-    store = store_on(shared)
-    store._client.flushall()
-    store.close()
+    shared.tell("FLUSHALL")
 
 
 def store_on(server: Server, limits: RemoteLimits = LIMITS, clock: StepClock | None = None) -> RemoteStore:
@@ -77,22 +75,34 @@ def test_engines_with_other_formats_do_not_meet(server: Server) -> None:
 def test_damaged_values_are_misses_and_can_be_swept_out(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2, 3]))
-    store._client.setrange(store._name(key_of(1)), 700, b"xx")
-    store._client.set(store._name(key_of(2)), b"short")
-    store._client.delete(store._name(key_of(3)))
+    server.tell("SETRANGE", store._name(key_of(1)), 700, b"xx")
+    server.tell("SET", store._name(key_of(2)), b"short")
+    server.tell("DEL", store._name(key_of(3)))
     assert read(store, [1, 2, 3]) == [Miss.DAMAGED, Miss.TORN, Miss.ABSENT]
     assert verify(store, forget=True).sound == 0
     assert store.records == 0
     store.close()
 
 
-def test_a_value_of_another_type_is_a_failure_and_the_others_are_read(server: Server) -> None:
+def test_a_value_of_another_type_is_a_strangers_and_is_written_over(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2]))
-    store._client.delete(store._name(key_of(1)))
-    store._client.lpush(store._name(key_of(1)), b"x")
-    assert read(store, [1, 2]) == [Miss.FAILED, *payloads([2])]
-    assert store.trouble is not None
+    server.tell("DEL", store._name(key_of(1)))
+    server.tell("LPUSH", store._name(key_of(1)), b"x")
+    assert read(store, [1, 2]) == [Miss.FOREIGN, *payloads([2])]
+    assert (store.trouble, store.records) == (None, 1)
+    assert store.put_many(pairs([1])) == [None]
+    assert read(store, [1, 2]) == payloads([1, 2])
+    store.close()
+
+
+def test_one_that_is_longer_than_a_record_is_torn_and_written_over(server: Server) -> None:
+    store = store_on(server)
+    store.put_many(pairs([1, 2]))
+    server.tell("SET", store._name(key_of(1)), record_of(1) + bytes(1 << 20))
+    assert read(store, [1, 2]) == [Miss.TORN, *payloads([2])]
+    assert store.put_many(pairs([1])) == [None]
+    assert read(store, [1, 2]) == payloads([1, 2])
     store.close()
 
 
@@ -108,7 +118,7 @@ def test_what_was_written_within_the_time_to_live_is_bounded(server: Server) -> 
     store.delete_many([key_of(4)])
     assert store.records == 2
     assert store.put_many(pairs([6])) == [None]
-    assert 0 < store._client.ttl(store._name(key_of(6))) <= 100
+    assert 0 < server.tell("TTL", store._name(key_of(6))) <= 100
     store.close()
 
 
@@ -145,7 +155,7 @@ def test_a_server_that_is_killed_frozen_and_restarted_costs_misses_only() -> Non
         impatient.close()
         server.kill()
         assert read(store, [1, 2]) == [Miss.FAILED, Miss.FAILED]
-        assert store.trouble == "does not answer (ConnectionError)"
+        assert store.trouble == "does not answer (Connection refused)"
         server.start()
         assert read(store, [1]) == [Miss.ABSENT]
         assert store.put_many(pairs([1])) == [None]

@@ -15,7 +15,7 @@ from kveik.tiers.remote import CHORES_SECONDS, RemoteLimits, RemoteStore
 from kveik.tiers.written import SETTLE_SECONDS, Written
 from tests.tiers.odd_server import answering
 from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
-from tests.tiers.redis_server import running
+from tests.tiers.redis_server import Server, running
 from tests.tiers.test_mover import CODECS
 from tests.tiers.test_mover import FORMATS as MOVED
 
@@ -36,13 +36,11 @@ REPLIES = {
 BRIEF = RemoteLimits(timeout_seconds=0.1)
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("kind", REPLIES)
-def test_whatever_a_server_answers_nothing_is_raised_and_the_trouble_is_told(kind: str, protocol: int) -> None:
+def test_whatever_a_server_answers_nothing_is_raised_and_the_trouble_is_told(kind: str) -> None:
     # As many answers as are asked for: two to greet, and one to each command.
     with answering(REPLIES[kind] * 20) as url:
         store = RemoteStore(url, FORMATS, BRIEF, StepClock())
-        store._client.connection_pool.connection_kwargs["protocol"] = protocol
         keys = [key_of(number) for number in range(3)]
         asked: dict[str, Callable[[], object]] = {
             "probe": lambda: store.probe_many(keys, 0.0),
@@ -101,8 +99,8 @@ def test_a_database_that_the_server_does_not_have_is_trouble() -> None:
         store.close()
 
 
-def stored_by(store: RemoteStore) -> int:
-    return int(store._client.dbsize())
+def stored_by(server: Server) -> int:
+    return int(server.tell("DBSIZE"))
 
 
 def test_what_was_written_without_an_answer_counts_until_it_is_removed() -> None:
@@ -118,14 +116,14 @@ def test_what_was_written_without_an_answer_counts_until_it_is_removed() -> None
             failed = [4, 1, 0][turn]
             assert refusals == [Refusal.FAILED] * failed + [Refusal.FULL] * (4 - failed)
             assert (store.records, store.bytes_used) == ([5, 6, 6][turn], [5, 6, 6][turn] * size)
-        assert stored_by(store) <= 6
+        assert stored_by(server) <= 6
         store.probe_many([key_of(0, 1)], clock.now())
         clock.advance(SETTLE_SECONDS + CHORES_SECONDS)
         assert store.put_many(pairs([50], 1)) == [Refusal.FULL]
         store.probe_many([key_of(0, 1)], clock.now())
         clock.advance(CHORES_SECONDS)
         assert store.probe_many([key_of(0, 1)], clock.now()) == [True]
-        assert (store.records, stored_by(store)) == (1, 1)
+        assert (store.records, stored_by(server)) == (1, 1)
         assert store.put_many(pairs([50], 1)) == [None]
         store.close()
 
@@ -163,11 +161,11 @@ def test_what_the_server_has_evicted_stops_to_count_as_other_things_are_asked() 
         store = RemoteStore(server.url, FORMATS, RemoteLimits(timeout_seconds=30.0), clock)
         for start in range(0, 400, 20):
             assert store.put_many(pairs(range(start, start + 20), 1)) == [None] * 20
-        assert stored_by(store) < 200
+        assert stored_by(server) < 200
         for _ in range(8):
             clock.advance(CHORES_SECONDS)
             store.probe_many([key_of(1000, 1)], clock.now())
-        assert store.records == stored_by(store)
+        assert store.records == stored_by(server)
         store._written.check()
         store.close()
 
@@ -176,7 +174,7 @@ def test_what_a_read_does_not_find_stops_to_count_at_once() -> None:
     with running() as server:
         store = RemoteStore(server.url, FORMATS, RemoteLimits(timeout_seconds=30.0), StepClock())
         store.put_many(pairs([1, 2]))
-        store._client.flushall()
+        server.tell("FLUSHALL")
         assert read(store, [1]) == [Miss.ABSENT]
         assert [key for key, _ in store.contents()] == [key_of(2)]
         store.close()

@@ -1,0 +1,177 @@
+"""A server that answers too much, too long or too slowly is left, and the next answer is one to what is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from kveik.clock import SystemClock
+from kveik.tiers.record import Miss, Refusal
+from kveik.tiers.remote import RemoteLimits, RemoteStore
+from tests.tiers.odd_server import HANG_UP, Answered, Keeper
+from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
+
+TIMEOUT = 0.2
+
+SURPLUS: dict[str, tuple[bytes, Answered]] = {
+    "a value before": (b"GETRANGE", lambda _, answer: [b"$3\r\nabc\r\n" + answer]),
+    "a value before, by itself": (b"GETRANGE", lambda _, answer: [b"$3\r\nabc\r\n", 0.05, answer]),
+    "a value after": (b"GETRANGE", lambda _, answer: [answer + b"$3\r\nabc\r\n"]),
+    "a value long after": (b"GETRANGE", lambda _, answer: [answer, 0.05, b"$3\r\nabc\r\n"]),
+    "half a line after": (b"GETRANGE", lambda _, answer: [answer + b"+"]),
+    "OK twice": (b"SET", lambda _, answer: [answer * 2]),
+    "a number before OK": (b"SET", lambda _, answer: [b":1\r\n" + answer]),
+    "an error after OK": (b"SET", lambda _, answer: [answer + b"-OOM no room\r\n"]),
+    "a number twice": (b"EXISTS", lambda _, answer: [answer * 2]),
+}
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper()
+
+
+@pytest.fixture
+def store(keeper: Keeper) -> Iterator[RemoteStore]:
+    with keeper.serving() as url:
+        store = RemoteStore(url, FORMATS, RemoteLimits(timeout_seconds=TIMEOUT), SystemClock())
+        yield store
+        store._written.check()
+        store.close()
+
+
+def only(command: bytes, answered: Answered) -> Answered:
+    """All others are answered as they should be."""
+    return lambda asked, answer: answered(asked, answer) if asked == command else [answer]
+
+
+@pytest.mark.parametrize("kind", SURPLUS)
+def test_one_answer_too_many_costs_one_exchange_and_its_connection(kind: str, store: RemoteStore, keeper: Keeper) -> None:
+    assert store.put_many(pairs(range(5))) == [None] * 5
+    keeper.answered = only(*SURPLUS[kind])
+    assert read(store, [0])[0] in (Miss.FAILED, Miss.TORN, *payloads([0]))
+    assert store.put_many(pairs([5]))[0] in (Refusal.FAILED, None)
+    store.probe_many([key_of(0)], float("inf"))
+    # What comes late has come.
+    time.sleep(0.1)
+    keeper.answered = lambda command, answer: [answer]
+    for number in range(6):
+        assert read(store, [number]) == payloads([number])
+        assert store.put_many(pairs([10 + number])) == [None]
+        assert store.probe_many([key_of(number), key_of(99)], float("inf")) == [True, False]
+    assert store.trouble is None
+    assert 2 <= keeper.connections <= 4
+    assert store.records == len(keeper.kept) == 12
+
+
+def test_a_server_that_hangs_up_after_its_answer_has_answered(store: RemoteStore, keeper: Keeper) -> None:
+    keeper.answered = lambda command, answer: [answer, HANG_UP]
+    for number in range(3):
+        assert store.put_many(pairs([number])) == [None]
+        time.sleep(0.05)
+        assert read(store, [number]) == payloads([number])
+        time.sleep(0.05)
+    assert store.trouble is None
+    assert keeper.connections == 6
+
+
+def test_what_is_stored_by_a_server_that_is_out_of_step_stays_bounded(keeper: Keeper) -> None:
+    with keeper.serving() as url:
+        limits = RemoteLimits(capacity_bytes=6 * FORMATS[0].record_bytes, timeout_seconds=TIMEOUT)
+        store = RemoteStore(url, FORMATS, limits, SystemClock())
+        keeper.answered = only(b"SET", lambda _, answer: [b":1\r\n", answer])
+        told = [store.put_many(pairs([number]))[0] for number in range(30)]
+        assert told == [Refusal.FAILED] * 6 + [Refusal.FULL] * 24
+        assert store.records == 6 >= len(keeper.kept)
+        store.close()
+
+
+def sent_without_end(start: bytes) -> Answered:
+    def answered(command: bytes, answer: bytes) -> Iterable[bytes]:
+        yield start
+        while True:
+            yield bytes(1 << 16)
+
+    return answered
+
+
+STREAMS = {
+    "a value of 6 GB": b"$6000000000\r\n",
+    "a value of a byte too much": b"$%d\r\n" % (max(form.record_bytes for form in FORMATS) + 2),
+    "a value of less than nothing": b"$-7\r\n",
+    "a list of 2 billion": b"*2000000000\r\n",
+    "a list in a list": b"*1\r\n" * 10_000,
+    "a line": b"+",
+    "a number": b":1" * 10_000,
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_what_is_too_long_is_not_read(kind: str, store: RemoteStore, keeper: Keeper) -> None:
+    assert store.put_many(pairs([1])) == [None]
+    before = keeper.bytes_sent
+    keeper.answered = only(b"GETRANGE", sent_without_end(STREAMS[kind]))
+    assert read(store, [1]) == [Miss.FAILED]
+    assert store.trouble == "answers nonsense"
+    # What the system holds of a connection, on both sides, and not what we have read.
+    assert keeper.bytes_sent - before < 16 << 20
+    keeper.answered = lambda command, answer: [answer]
+    assert read(store, [1]) == payloads([1])
+
+
+def trickled(command: bytes, answer: bytes) -> Iterable[bytes | float]:
+    for byte in answer:
+        yield 0.75 * TIMEOUT
+        yield bytes([byte])
+
+
+@pytest.mark.parametrize("password", ["", ":secret@"], ids=["", "signing in"])
+def test_a_server_that_trickles_is_left_in_time(password: str, keeper: Keeper) -> None:
+    with keeper.serving() as url:
+        address = url.replace("://", f"://{password}")
+        store = RemoteStore(address, FORMATS, RemoteLimits(timeout_seconds=TIMEOUT), SystemClock())
+        keeper.answered = trickled
+        asked = [
+            lambda: read(store, [1]) == [Miss.FAILED],
+            lambda: store.put_many(pairs([1])) == [Refusal.FAILED],
+            lambda: store.probe_many([key_of(1)], float("inf")) == [None],
+            lambda: store.delete_many([key_of(1)]) is None,
+            lambda: not store.serves(writing=True),
+        ]
+        for ask in asked:
+            began = time.monotonic()
+            assert ask()
+            assert 0.7 * TIMEOUT < time.monotonic() - began < 3 * TIMEOUT
+            assert store.trouble is not None
+        keeper.answered = lambda command, answer: [answer]
+        assert store.put_many(pairs([1])) == [None]
+        assert read(store, [1]) == payloads([1])
+        store.close()
+
+
+def test_a_server_that_does_not_read_is_left_in_time(store: RemoteStore, keeper: Keeper) -> None:
+    keeper.reads = False
+    began = time.monotonic()
+    # More than the system holds of a connection.
+    assert store.put_many([*pairs(range(800), 1)] * 2) == [Refusal.FAILED] * 1600
+    assert time.monotonic() - began < 3 * TIMEOUT
+    assert store.records == 800
+    keeper.reads = True
+
+
+def test_a_silent_server_is_waited_for_once_however_much_is_asked(store: RemoteStore, keeper: Keeper) -> None:
+    assert store.put_many(pairs([1])) == [None]
+    keeper.answered = lambda command, answer: [10.0]
+    keys = [key_of(number) for number in range(3000)]
+    asked = [
+        lambda: store.get_many(keys, lambda number, record: None, float("inf")) == [Miss.FAILED] * 3000,
+        lambda: store.probe_many(keys, float("inf")) == [None] * 3000,
+        lambda: store.delete_many(keys) is None,
+    ]
+    for ask in asked:
+        began = time.monotonic()
+        assert ask()
+        assert time.monotonic() - began < 2 * TIMEOUT
+    assert store.records == 1
