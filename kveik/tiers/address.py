@@ -21,7 +21,7 @@ _TLS: dict[str, Callable[[str], bool]] = {
     "ssl_ca_path": bool,
     "ssl_certfile": bool,
     "ssl_keyfile": bool,
-    "ssl_keyfile_password": bool,
+    "ssl_password": bool,
     "ssl_cert_reqs": lambda value: value in ("none", "optional", "required"),
     "ssl_check_hostname": lambda value: value.lower() in ("true", "false"),
 }

@@ -6,7 +6,8 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import BadValue
-from kveik.tiers.address import client_address, shown
+from kveik.tiers.address import OPTIONS, client_address, shown
+from kveik.tiers.remote import _connect
 from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address
 from tests.tiers.records import FORMATS, pairs, payloads, read
 from tests.tiers.redis_server import running
@@ -73,3 +74,15 @@ def test_an_option_that_is_let_through_works() -> None:
         assert read(store, [1]) == payloads([1])
         assert "brewer" in {one["name"] for one in server.tell("CLIENT LIST")}
         store.close()
+
+
+VALUES = {"ssl_cert_reqs": "none", "ssl_check_hostname": "false", "db": "3"}
+
+
+@pytest.mark.parametrize(("scheme", "option"), [(scheme, option) for scheme, options in OPTIONS.items() for option in options])
+def test_every_option_that_an_address_may_have_is_one_of_the_clients(scheme: str, option: str) -> None:
+    url = f"{scheme}://{'/socket' if scheme == 'unix' else 'host'}?{option}={VALUES.get(option, 'x')}"
+    # Nobody is asked yet: an option that is none would be an error at every call.
+    client = _connect(url, 1.0)
+    client.connection_pool.make_connection()
+    client.close()
