@@ -7,8 +7,7 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import BadValue
 from kveik.tiers.address import OPTIONS, client_address, shown
-from kveik.tiers.remote import _connect
-from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address
+from kveik.tiers.remote import RemoteLimits, RemoteStore, _connect, check_address
 from tests.tiers.records import FORMATS, pairs, payloads, read
 from tests.tiers.redis_server import running
 
