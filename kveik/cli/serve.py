@@ -12,7 +12,7 @@ from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SERVER, Settings, takes
 from kveik.cli.say import say
 from kveik.config import CacheConfig, ModelConfig, ServerConfig
-from kveik.engine.accounts import cache_stats, reset_cache, tier_status
+from kveik.engine.accounts import CacheStats, cache_stats, reset_cache, tier_status
 from kveik.engine.build import LoadedEngine, open_engine
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import learnt_path, load_learnt, save_learnt
@@ -109,7 +109,7 @@ def _state(
     )
 
 
-def _reset(engine: Engine) -> Mapping[str, object]:
+def _reset(engine: Engine) -> CacheStats:
     reset_cache(engine)
     return cache_stats(engine)
 

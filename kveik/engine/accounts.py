@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from kveik.cache.group import GroupUsage
 from kveik.engine.engine import Engine
 from kveik.engine.transfers import BelowParts
 from kveik.observe.tier_log import hindered
@@ -11,6 +13,32 @@ from kveik.observe.tiers import TierFacts
 from kveik.tiers.breaker import BreakerState
 from kveik.tiers.mover import TierState
 from kveik.tiers.record import Miss, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """Tokens of prompts for which the cache was asked, and those found, in the pool or by loading; since the start."""
+
+    asked: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What pool and tiers hold and have done. Its fields are those of the answer in JSON."""
+
+    pool: tuple[GroupUsage, ...]
+    """Blocks of each layer group."""
+
+    prompt_tokens: PromptTokens
+    loads_waiting: int
+    """Loads for which requests wait."""
+
+    tiers: tuple[TierFacts, ...]
+    """From the nearest to the pool down."""
+
+    known: Mapping[str, int]
+    """Contents that the directory counts, per tier."""
 
 
 def tier_facts(parts: BelowParts | None) -> list[TierFacts]:
@@ -63,17 +91,17 @@ def tier_status(engine: Engine) -> list[dict[str, object]]:
     return found
 
 
-def cache_stats(engine: Engine) -> dict[str, object]:
-    """Everything at one moment between two steps, for a JSON answer."""
+def cache_stats(engine: Engine) -> CacheStats:
+    """Everything at one moment between two steps."""
     scheduler = engine.scheduler
     parts = None if engine.transfers is None else engine.transfers.parts
-    return {
-        "pool": [asdict(usage) for usage in scheduler.ledger.usage],
-        "prompt_tokens": {"asked": scheduler.prefix_queries, "found": scheduler.prefix_hits},
-        "loads_waiting": scheduler.below.loading,
-        "tiers": [asdict(facts) for facts in tier_facts(parts)],
-        "known": _known(parts),
-    }
+    return CacheStats(
+        pool=tuple(scheduler.ledger.usage),
+        prompt_tokens=PromptTokens(scheduler.prefix_queries, scheduler.prefix_hits),
+        loads_waiting=scheduler.below.loading,
+        tiers=tuple(tier_facts(parts)),
+        known=_known(parts),
+    )
 
 
 def _known(parts: BelowParts | None) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -38,13 +38,13 @@ class TierFacts:
     """That records were encoded and its store was writing, refusals included."""
 
     records_deleted: int
-    misses: Mapping[str, int] = field(default_factory=dict)
+    misses: Mapping[str, int]
     """Records that were asked for and not loaded, by reason; every reason that there is, so that its first is seen to come."""
 
-    refusals: Mapping[str, int] = field(default_factory=dict)
+    refusals: Mapping[str, int]
     """Blocks that were given up and not stored, by reason; every reason, too."""
 
-    errors: int = 0
+    errors: int
 
     @property
     def in_trouble(self) -> bool:

@@ -6,6 +6,7 @@ import html
 import importlib.resources
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 
 from fastapi import APIRouter
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kveik import __version__
+from kveik.engine.accounts import CacheStats
 from kveik.errors import BadValue, EngineStopped, ModelNotFound, NotAuthorized, Overloaded
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.server.body import read_body
@@ -170,19 +172,19 @@ def _tier(tier: Mapping[str, object], state: ServerState) -> dict[str, object]:
     return {**tier, "trouble": "it is in trouble; the log and /cache/stats say more" if hidden else tier["trouble"]}
 
 
-@router.get("/cache/stats", tags=["operation"], responses=errors(401, 503))
+@router.get("/cache/stats", tags=["operation"], response_model=CacheStats, responses=errors(401, 503))
 async def cache_stats(request: Request) -> Response:
     """What pool and tiers hold, and what was loaded, spilled and missed."""
-    return json_response(dict(await _state(request).cache_stats()))
+    return json_response(asdict(await _state(request).cache_stats()))
 
 
-@router.post("/cache/reset", tags=["operation"], responses=errors(401, 503))
+@router.post("/cache/reset", tags=["operation"], response_model=CacheStats, responses=errors(401, 503))
 async def cache_reset(request: Request) -> Response:
     """Forget everything that no running request holds, in the pool and in the tiers that are this server's alone."""
     state = _state(request)
     if state.operator is not None and request.state.tenant != state.operator:
         raise NotAuthorized("Only the first --api-key may reset the cache, which is everybody's.")
-    return json_response(dict(await state.cache_reset()))
+    return json_response(asdict(await state.cache_reset()))
 
 
 @router.get("/", tags=["operation"], response_class=HTMLResponse)

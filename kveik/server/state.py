@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kveik.config import ServerConfig
+from kveik.engine.accounts import CacheStats, PromptTokens
 from kveik.engine.stream import Door
 from kveik.errors import Refused
 from kveik.server.body import BodyBudget
@@ -23,8 +24,8 @@ from kveik.text.tokenizer import Tokenizer
 Result = TypeVar("Result")
 
 
-async def _nothing() -> Mapping[str, object]:
-    return {}
+async def _nothing() -> CacheStats:
+    return CacheStats((), PromptTokens(0, 0), 0, (), {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,10 @@ class ServerState:
     refused: Callable[[Refused], None] = lambda error: None
     """Told of every refusal, with its reason; for the engine's metrics."""
 
-    cache_stats: Callable[[], Awaitable[Mapping[str, object]]] = _nothing
+    cache_stats: Callable[[], Awaitable[CacheStats]] = _nothing
     """What the cache holds and has done."""
 
-    cache_reset: Callable[[], Awaitable[Mapping[str, object]]] = _nothing
+    cache_reset: Callable[[], Awaitable[CacheStats]] = _nothing
     """Forget what nobody holds; what is left then."""
 
     operator: bytes | None = None

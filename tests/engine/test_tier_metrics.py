@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import TypeAdapter
 
-from kveik.engine.accounts import reset_cache
+from kveik.engine.accounts import CacheStats, cache_stats, reset_cache
 from kveik.engine.llm import LLM
 from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_files import SlotFiles
@@ -129,6 +132,15 @@ def test_seconds_of_reading_and_writing_are_counted_for_each_tier(llm: LLM) -> N
     assert 0 < sum(read.values()) < 2 * most
     for name in ("ram", "disk"):
         assert read[name] == transfers(llm).parts.mover.state(name).counts.seconds_reading
+
+
+def test_what_the_cache_tells_is_what_its_description_says(llm: LLM) -> None:
+    answer(llm, [*range(1, 100)])
+    told = cache_stats(llm.loaded.engine)
+    assert [tier.name for tier in told.tiers] == ["ram", "disk"]
+    assert told.pool[0].cached > 0
+    text = json.dumps(asdict(told))
+    assert TypeAdapter(CacheStats).validate_json(text, strict=True) == told
 
 
 def rows(heading: str) -> list[list[str]]:

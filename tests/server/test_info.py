@@ -7,13 +7,17 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import fields
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import kveik
+from kveik.cache.group import GroupUsage
+from kveik.engine.accounts import CacheStats, PromptTokens
 from kveik.observe.metrics import CONTENT_TYPE
+from kveik.observe.tiers import TierFacts
 from kveik.server.auth import Tenants
 from tests.server.fakes import Running, running
 
@@ -194,16 +198,36 @@ def test_the_page_escapes_the_models_name() -> None:
 
 
 def test_the_cache_tells_what_it_holds_and_forgets_on_demand() -> None:
-    async def stats() -> dict[str, object]:
-        return {"tiers": [{"name": "ram"}]}
+    full = CacheStats((GroupUsage(1, 2, 3, 6),), PromptTokens(5, 4), 1, (), {"ram": 7})
 
-    async def reset() -> dict[str, object]:
-        return {"tiers": []}
+    async def stats() -> CacheStats:
+        return full
+
+    async def reset() -> CacheStats:
+        return CacheStats((), PromptTokens(0, 0), 0, (), {})
 
     with running(cache_stats=stats, cache_reset=reset) as server:
-        assert httpx.get(f"{server.url}/cache/stats").json() == {"tiers": [{"name": "ram"}]}
-        assert httpx.post(f"{server.url}/cache/reset").json() == {"tiers": []}
+        assert httpx.get(f"{server.url}/cache/stats").json() == {
+            "pool": [{"held": 1, "cached": 2, "free": 3, "total": 6}],
+            "prompt_tokens": {"asked": 5, "found": 4},
+            "loads_waiting": 1,
+            "tiers": [],
+            "known": {"ram": 7},
+        }
+        assert httpx.post(f"{server.url}/cache/reset").json()["pool"] == []
         assert httpx.get(f"{server.url}/cache/reset").status_code == 405
+
+
+def test_the_description_has_every_field_of_what_the_cache_tells() -> None:
+    with running() as server:
+        described = httpx.get(f"{server.url}/openapi.json").json()
+    schemas = described["components"]["schemas"]
+    for path, method in (("/cache/stats", "get"), ("/cache/reset", "post")):
+        content = described["paths"][path][method]["responses"]["200"]["content"]
+        assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/CacheStats"}
+    for type_ in (CacheStats, TierFacts, GroupUsage, PromptTokens):
+        names = [field.name for field in fields(type_)]
+        assert list(schemas[type_.__name__]["properties"]) == schemas[type_.__name__]["required"] == names
 
 
 def test_only_the_first_key_may_empty_everybodys_cache() -> None:
