@@ -24,7 +24,7 @@ from kveik.engine.transfers import BelowParts, Wake
 from kveik.errors import BadValue
 from kveik.memory import amount
 from kveik.tiers.disk import DiskStore, disk_extent
-from kveik.tiers.disk_folder import check_folder
+from kveik.tiers.disk_check import check_folder
 from kveik.tiers.encode import Codec, Int8Rows, Raw
 from kveik.tiers.mover import Mover, Tier
 from kveik.tiers.ram import RamStore, ram_extent

@@ -111,6 +111,9 @@ class Transfers:
         self._owed: dict[int, list[RecordKey]] = {number: [] for number in range(len(parts.stores))}
         """Deletions for which there was no room in the queue."""
 
+        self._unclear: set[int] = set()
+        """Tiers that are to be emptied, for which there was no room in the queue either."""
+
         self._cleared: set[int] = set()
         """Tiers whose room goes back to the system once nothing is being written there."""
 
@@ -128,12 +131,10 @@ class Transfers:
             for (_, key), number in self._fetches.get(job, {}).items():
                 if key in came:
                     below.arrived(job, number, found=True)
-        for number, keys in self._owed.items():
-            if keys and self.parts.mover.delete(self._names[number], keys):
-                self._owed[number] = []
+        self._pay_owed()
         self.parts.mover.look_after()
         for number in list(self._cleared):
-            if not self._owed[number] and self.parts.mover.give_back(self._names[number]):
+            if number not in self._unclear and not self._owed[number] and self.parts.mover.give_back(self._names[number]):
                 self._cleared.remove(number)
 
     @property
@@ -176,6 +177,7 @@ class Transfers:
         evictor, mover = self._scheduler.ledger.evictor, self.parts.mover
         deadline = self._clock.now() + seconds
         in_time, budget = mover.drain(deadline), 0
+        self._pay_owed()
         written = [mover.state(name).counts.records_written for name in self._names]
         evictor.retire()
         orders = evictor.take_transfers()
@@ -209,8 +211,11 @@ class Transfers:
             case Delete():
                 self._delete([one])
             case Clear(tier):
-                self._forget(tier, [key for key, _ in self.parts.stores[tier].contents()])
+                # All that was to be deleted before goes with it.
+                self._owed[tier] = []
+                self._unclear.add(tier)
                 self._cleared.add(tier)
+                self._pay_owed()
             case Load():
                 self._load(one)
             case Cancel(job):
@@ -234,8 +239,16 @@ class Transfers:
             self._forget(orders[0].tier, [RecordKey(one.group, one.key) for one in orders])
 
     def _forget(self, tier: int, keys: list[RecordKey]) -> None:
-        if self._owed[tier] or not self.parts.mover.delete(self._names[tier], keys):
+        if self._owed[tier] or tier in self._unclear or not self.parts.mover.delete(self._names[tier], keys):
             self._owed[tier] += keys
+
+    def _pay_owed(self) -> None:
+        """What there was no room for in the queue, as far as there is now."""
+        for tier, keys in self._owed.items():
+            if tier in self._unclear and self.parts.mover.clear(self._names[tier]):
+                self._unclear.remove(tier)
+            if keys and tier not in self._unclear and self.parts.mover.delete(self._names[tier], keys):
+                self._owed[tier] = []
 
     def _load(self, load: Load) -> None:
         by_tier: dict[int, list[tuple[RecordKey, memoryview]]] = {}

@@ -11,6 +11,7 @@ it tries again. A folder that can only be read is read.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,13 +20,18 @@ from pathlib import Path
 from kveik.clock import Clock
 from kveik.errors import DoesNotFit, Unreachable
 from kveik.tiers.alone import Alone
-from kveik.tiers.disk_folder import FolderPlan, OpenFolder, described, in_words
+from kveik.tiers.disk_check import in_words
+from kveik.tiers.disk_folder import FolderPlan, OpenFolder
+from kveik.tiers.disk_formats import described
 from kveik.tiers.disk_index import IndexBroken, index_bytes
-from kveik.tiers.disk_owner import check_owner
+from kveik.tiers.disk_owed import Owed
+from kveik.tiers.disk_owner import INDEX, check_owner
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
 from kveik.tiers.store import Direct, Extent, Use
 from kveik.words import counted
+
+log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 1.0
 """Between two times that slots and index are written out; what a machine that loses power forgets besides is a miss."""
@@ -45,17 +51,26 @@ class DiskStore:
     name = "disk"
 
     def __init__(
-        self, folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock, *, read_only: bool = False
+        self,
+        folder: Path,
+        formats: Sequence[RecordFormat],
+        capacity_bytes: int,
+        clock: Clock,
+        *,
+        read_only: bool = False,
+        index_bytes: int = 0,
     ) -> None:
-        """`formats`: per group. Raises DoesNotFit, or Unreachable where another engine or other files have the folder;
-        what else is wrong is `trouble`.
+        """`formats`: per group; `index_bytes`: that an index may have at least, though the bound be small.
+
+        Raises DoesNotFit, or Unreachable where another engine or other files have the folder; what else is wrong is `trouble`.
         """
         self.capacity_bytes = capacity_bytes
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self.trouble: str | None = None
         self._clock = clock
-        self._plan = replace(_plan(folder, formats, capacity_bytes), read_only=read_only)
-        check_owner(folder)
+        plan = _plan(folder, formats, capacity_bytes)
+        self._plan = replace(plan, read_only=read_only, index_bytes=max(plan.index_bytes, index_bytes))
+        check_owner(folder, len(plan.sizes))
         self._folder: OpenFolder | None = None
         self._reading = threading.Lock()
         """Held while files are read, and while they are closed."""
@@ -63,8 +78,10 @@ class DiskStore:
         """Around all that changes books and index: two threads would write into one another's slots."""
 
         self._buffers: list[bytearray] = []
-        self._owed: set[RecordKey] = set()
-        """Forgotten, but still in the index."""
+        self._owed = Owed()
+        self._left_records: int | None = None
+        """In the books when the folder was left; None: it has not been entered yet."""
+
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
         self._bytes_used = 0
         with self._changing():
@@ -78,6 +95,11 @@ class DiskStore:
     def bytes_used(self) -> int:
         """As of the last change: whoever asks must not wait for a disk that does not answer."""
         return self._bytes_used
+
+    @property
+    def useless(self) -> bool:
+        """Whether nothing there can be read; `trouble` says why."""
+        return self._folder is None
 
     @property
     def records(self) -> int:
@@ -119,9 +141,11 @@ class DiskStore:
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         with self._changing():
-            if self._folder is not None:
+            if (folder := self._folder) is not None:
                 # Gone from the books at once. Until the index knows, it names a slot that may hold something else: a miss.
-                self._owed.update(key for key in keys if self._folder.slots.forget(key))
+                self._owed.add(key for key in keys if folder.slots.forget(key))
+            else:
+                self._owed.add(keys)
             if (folder := self._ready()) is not None:
                 self._tell(folder, [])
 
@@ -133,18 +157,39 @@ class DiskStore:
             if (folder := self._ready()) is not None:
                 with self._watched():
                     folder.give_back(self._plan)
-                    self._owed.clear()
+                    self._owed.settle()
 
     def clear(self) -> None:
         with self._changing():
+            self._owed.add_everything(self.records if self._folder is not None else self._left_records)
+            if self._folder is not None:
+                self._folder.slots.clear()
             if (folder := self._ready()) is not None:
-                with self._watched():
-                    folder.clear(self._plan)
-                    self._owed.clear()
+                self._tell(folder, [])
 
     def close(self) -> None:
         with self._alone:
+            if self._owed and not self._plan.read_only:
+                self._settle_at_last()
             self._leave()
+
+    def _settle_at_last(self) -> None:
+        """Whatever the trouble, what was to be forgotten is tried once more; what comes back is told."""
+        self._again = self._clock.now()
+        if not (self._plan.folder / INDEX).exists() and self._plan.folder.is_dir():
+            # So nothing comes back.
+            return
+        if self._plan.folder.is_dir() and (folder := self._ready()) is not None:
+            self._tell(folder, [])
+        if self._owed:
+            records = self._owed.records
+            log.warning(
+                "%s records of %s were to be forgotten and may be there still, because it cannot be written (%s): the next "
+                "start would find them. `kveik cache clear` removes them.",
+                "All" if records is None else f"{records:,}",
+                self._plan.folder,
+                self.trouble or "it is gone",
+            )
 
     def check(self) -> None:
         """The laws of its books."""
@@ -174,7 +219,11 @@ class DiskStore:
     def _write(self, folder: OpenFolder, key: RecordKey, record: memoryview) -> Place | Refusal:
         if self._folder is not folder or not folder.slots.fits(key.group, len(record)):
             return Refusal.FAILED
+        before = folder.slots.has(key)
         place = folder.slots.take(key, len(record))
+        if before and not folder.slots.has(key):
+            # It had to go for the new one. Where that is written, the index hears of it, and of nothing owed.
+            self._owed.add([key])
         if place is None:
             return Refusal.FULL
         with self._watched():
@@ -189,7 +238,6 @@ class DiskStore:
             return True
         with self._watched():
             folder.tell(self._plan, written, self._owed)
-            self._owed.clear()
             if self._clock.now() >= self._synced + SYNC_SECONDS:
                 folder.sync()
                 self._synced = self._clock.now()
@@ -211,6 +259,9 @@ class DiskStore:
             yield
         except OSError as error:
             self._suffer(in_words(error))
+        except MemoryError:
+            self._suffer("there is not enough memory for the index")
+            self._leave()
         except IndexBroken as error:
             self._suffer(str(error))
             self._leave()
@@ -234,7 +285,7 @@ class DiskStore:
         self.trouble = None
         with self._watched():
             try:
-                self._folder = OpenFolder(self._plan)
+                self._folder = OpenFolder(self._plan, self._owed)
             except Unreachable as error:
                 if first:
                     raise
@@ -245,9 +296,9 @@ class DiskStore:
     def _leave(self) -> None:
         with self._reading:
             if self._folder is not None:
+                self._left_records = len(self._folder.slots)
                 self._folder.close()
             self._folder = None
-        self._owed.clear()
 
 
 def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:
@@ -260,7 +311,7 @@ def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) ->
             f"at least {_least(sizes)} would work."
         )
     index = index_bytes(capacity_bytes // min(sizes))
-    return FolderPlan(folder, sizes, _room(capacity_bytes, sizes), index, described(formats))
+    return FolderPlan(folder, sizes, capacity_bytes, _room(capacity_bytes, sizes), index, described(formats))
 
 
 def _room(capacity_bytes: int, sizes: Sequence[int]) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kveik.clock import Clock
 from kveik.errors import Unreachable
+from kveik.tiers.disk_check import in_words
 from kveik.tiers.disk_files import FolderLock
-from kveik.tiers.disk_folder import in_words
 from kveik.tiers.disk_left import check_left, files_left, store_at, unless_in_use
 from kveik.tiers.disk_owner import LOCK, is_ours
 
@@ -38,7 +38,7 @@ def clear_folder(folder: Path, clock: Clock) -> Cleared:
     records = _records(folder, clock)
     try:
         with unless_in_use(folder), contextlib.closing(FolderLock(folder / LOCK)):
-            taken = sum(file.stat().st_blocks * 512 for file in files)
+            taken = sum(file.lstat().st_blocks * 512 for file in files)
             for file in files:
                 file.unlink(missing_ok=True)
     except OSError as error:

@@ -7,17 +7,55 @@ seconds are then a short read, an error number and a thread that waits, rather t
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from kveik.errors import Unreachable
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+_SIGNED = b"kveik "
+"""What a lock begins with, in front of the process."""
 
 _fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
 """The C library's, which Python does not offer; None where there is none."""
+
+
+def odd_kind(file: Path) -> str | None:
+    """What a file is that no store could have made; None: a plain file, or nothing. Raises OSError."""
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        return "a link that leads nowhere" if file.is_symlink() else None
+    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a device")
+
+
+def open_plain(file: Path, flags: int) -> int:
+    """A plain file: opening a pipe would wait for its other end, and opening a device do whatever that does. Raises OSError."""
+    kind = odd_kind(file)
+    if kind is None:
+        fd = os.open(file, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        kind = "something else since a moment ago"
+    raise OSError(errno.EINVAL, f"{file.name} in it is {kind}, not a plain file")
+
+
+def beginning(file: Path, size: int) -> bytes:
+    """The first bytes of a plain file, none where there is no file. Raises OSError."""
+    try:
+        fd = open_plain(file, os.O_RDONLY)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(fd, size, 0)
+    finally:
+        os.close(fd)
 
 
 def slots_file(group: int) -> str:
@@ -35,7 +73,11 @@ class SlotFiles:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         try:
             for group in range(len(sizes)):
-                self._fds.append(os.open(folder / slots_file(group), flags | os.O_CLOEXEC, 0o644))
+                self._fds.append(open_plain(folder / slots_file(group), flags))
+        except FileNotFoundError as error:
+            missing = slots_file(len(self._fds))
+            self.close()
+            raise FileNotFoundError(error.errno, f"the file {missing} is missing") from error
         except OSError:
             self.close()
             raise
@@ -127,11 +169,11 @@ class FolderLock:
             if read_only and not file.exists():
                 # Nobody can write there, so nobody needs to be kept out.
                 return
-            fd = os.open(file, (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o644)
+            fd = open_plain(file, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
             self._lock(fd, file)
             if not read_only:
                 os.ftruncate(fd, 0)
-                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                os.pwrite(fd, _SIGNED + b"%d\n" % os.getpid(), 0)
         except (OSError, Unreachable):
             self.close()
             raise
@@ -152,8 +194,13 @@ class FolderLock:
             os.close(self._fds.pop())
 
 
+def is_lock(content: bytes) -> bool:
+    """Whether a file that begins like this is the lock of a store."""
+    return content.startswith(_SIGNED) and content.removeprefix(_SIGNED).strip().isdigit()
+
+
 def _holder(file: Path) -> str:
     try:
-        return file.read_bytes()[:20].decode("ascii", "replace").strip() or "unknown"
+        return beginning(file, 20).removeprefix(_SIGNED).decode("ascii", "replace").strip() or "unknown"
     except OSError:
         return "unknown"

@@ -7,17 +7,19 @@
 It is written and read as the slots are, never mapped, so that nothing that happens to the file can end the process. Every entry
 carries its checksum: one that is half-written or damaged is passed over, and as a record names itself and has a checksum,
 an entry that is missing is a miss at worst. A journal that has grown to its bound is written anew, with what holds only, beside
-the old one, and takes its place at once.
+the old one, and takes its place at once. More than its bound is not read: of a longer one, the latest part.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from kveik.tiers.disk_files import beginning, open_plain
 from kveik.tiers.record import DIGEST_BYTES, RecordKey
 from kveik.tiers.slots import PAGE_BYTES, Place
 
@@ -27,6 +29,9 @@ LAYOUT = 2
 LEAST_BYTES = 64 * PAGE_BYTES
 BYTES_PER_RECORD = 256
 """Room for four entries: a journal is written anew after three changes per record."""
+
+_PIECE_BYTES = 16_384 * 64
+"""Read at once; whole entries."""
 
 _NAME = b"kveik index "
 _HEAD = struct.Struct("<16sII")
@@ -56,14 +61,24 @@ def index_bytes(records: int) -> int:
 class DiskIndex:
     """An open index."""
 
-    def __init__(self, file: Path, *, read_only: bool = False) -> None:
-        """Makes an empty one where there is none. Raises OSError, or IndexBroken where it does not begin as an index."""
+    def __init__(self, file: Path, bytes_most: int, *, read_only: bool = False) -> None:
+        """Makes an empty one where there is none. Raises OSError, or IndexBroken where it does not begin as an index.
+
+        `bytes_most`: to be read of its entries.
+        """
         self._file = file
-        self._fd = os.open(file, (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o644)
+        self._fd = open_plain(file, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
         try:
             self._description = self._head()
             self._start = 0 if self._description is None else _whole(_HEAD.size + len(self._description))
-            self._end = max(_whole(os.fstat(self._fd).st_size), self._start)
+            size = os.fstat(self._fd).st_size
+            # A file that somebody has only made longer has nothing there; it is not asked of others, lest it be told wrongly.
+            self._end = max(_data_end(self._fd, size) if size > self._start + bytes_most else size, self._start)
+            # What is not a whole entry is one that was torn, and the next takes its place.
+            self._end -= self._end % ENTRY_BYTES
+            self._first = max(self._start, self._end - bytes_most // ENTRY_BYTES * ENTRY_BYTES)
+            if not read_only and size != self._end:
+                os.ftruncate(self._fd, self._end)
         except (OSError, IndexBroken):
             self.close()
             raise
@@ -73,18 +88,17 @@ class DiskIndex:
         """What the slots mean, as it was written down; None: nothing yet."""
         return self._description
 
+    @property
+    def too_long(self) -> bool:
+        """Whether there are entries that are not read."""
+        return self._first > self._start
+
     def places(self) -> dict[RecordKey, Place]:
         """What holds, the oldest first. Raises OSError."""
-        found: dict[RecordKey, Place] = {}
-        content = _read(self._fd, self._start, self._end - self._start)
-        whole = memoryview(content)[: len(content) // ENTRY_BYTES * ENTRY_BYTES]
-        for number, (checksum, kind, group, size, slot, block) in enumerate(_ENTRY.iter_unpack(whole)):
-            if checksum != zlib.crc32(whole[number * ENTRY_BYTES + 4 : (number + 1) * ENTRY_BYTES]):
-                continue
-            key = RecordKey(group, block)
-            found.pop(key, None)
-            if kind == _PUT:
-                found[key] = Place(group, slot, size)
+        found, at = dict[RecordKey, Place](), self._first
+        while at < self._end and (piece := _read(self._fd, at, min(self._end - at, _PIECE_BYTES))):
+            _take_in(piece, found)
+            at += len(piece)
         return found
 
     def bytes_after(self, changes: int) -> int:
@@ -119,7 +133,8 @@ class DiskIndex:
             raise
         self.close()
         self._fd, self._description = fd, description
-        self._start, self._end = _whole(len(head)), len(content)
+        self._start = self._first = _whole(len(head))
+        self._end = len(content)
 
     def sync(self) -> None:
         """To the disk. Raises OSError."""
@@ -155,11 +170,14 @@ class DiskIndex:
 
 
 def is_index(file: Path) -> bool:
-    """Whether it begins as an index of any version. Raises OSError."""
-    if not file.exists():
-        return False
-    with file.open("rb") as opened:
-        return _is_ours(opened.read(_HEAD.size))
+    """Whether it begins as an index of this kind, of any version. Raises OSError."""
+    return beginning(file, _HEAD.size).startswith(_NAME)
+
+
+def is_former(file: Path) -> bool:
+    """Whether it begins as an index of layout 1, or as anything else that LMDB has written. Raises OSError."""
+    at, lmdb = _LMDB
+    return beginning(file, _HEAD.size)[at:].startswith(lmdb)
 
 
 def beside(file: Path) -> Path:
@@ -184,6 +202,29 @@ def _whole(size: int) -> int:
 def _entry(kind: int, key: RecordKey, place: Place) -> bytes:
     entry = _ENTRY.pack(0, kind, key.group, place.bytes, place.slot, key.block)
     return zlib.crc32(entry[4:]).to_bytes(4, "little") + entry[4:]
+
+
+def _take_in(content: bytes, found: dict[RecordKey, Place]) -> None:
+    """What these entries say of what was found before them."""
+    whole = memoryview(content)[: len(content) // ENTRY_BYTES * ENTRY_BYTES]
+    for number, (checksum, kind, group, size, slot, block) in enumerate(_ENTRY.iter_unpack(whole)):
+        if checksum != zlib.crc32(whole[number * ENTRY_BYTES + 4 : (number + 1) * ENTRY_BYTES]):
+            continue
+        key = RecordKey(group, block)
+        found.pop(key, None)
+        if kind == _PUT:
+            found[key] = Place(group, slot, size)
+
+
+def _data_end(fd: int, size: int) -> int:
+    """Where a file's last data ends; its size, where the file system cannot say."""
+    end = 0
+    try:
+        while end < size:
+            end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+    except OSError as error:
+        return end if error.errno == errno.ENXIO else size
+    return end
 
 
 def _read(fd: int, start: int, size: int) -> bytes:

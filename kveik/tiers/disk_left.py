@@ -12,8 +12,9 @@ from pathlib import Path
 from kveik.clock import Clock
 from kveik.errors import Unreachable
 from kveik.tiers.disk import DiskStore
+from kveik.tiers.disk_check import in_words
 from kveik.tiers.disk_files import FolderInUse
-from kveik.tiers.disk_folder import formats_in, in_words
+from kveik.tiers.disk_formats import LOOKED_AT_BYTES, formats_in
 from kveik.tiers.disk_owner import INDEX, LOCK, foreign_file, is_ours
 from kveik.tiers.slots import slot_bytes
 
@@ -48,16 +49,20 @@ def store_at(folder: Path, clock: Clock, *, read_only: bool = False) -> DiskStor
     """The store in a folder as an engine left it, with the formats that it wrote: to list or verify it.
 
     `read_only`: whatever is found there, nothing of it is changed. Raises Unreachable where there is none, where it is damaged,
-    of another version, or where an engine has it.
+    of another version, where an engine has it, or where it cannot be read, or not changed though it is to be.
     """
     check_left(folder)
     with unless_in_use(folder):
         formats = formats_in(folder)
         if formats is None:
             raise Unreachable(_why_none(folder))
-        files = sum(file.stat().st_size for file in folder.iterdir())
+        files = sum(file.lstat().st_size for file in files_left(folder) if file.name != INDEX)
         bytes_most = 2 * (files + sum(slot_bytes(one.record_bytes) for one in formats)) + (1 << 30)
-        return DiskStore(folder, formats, bytes_most, clock, read_only=read_only)
+        store = DiskStore(folder, formats, bytes_most, clock, read_only=read_only, index_bytes=LOOKED_AT_BYTES)
+    if store.useless or (store.trouble and not read_only):
+        store.close()
+        raise Unreachable(f"The folder {folder} cannot be {'read' if read_only else 'changed'}: {store.trouble}.")
+    return store
 
 
 @contextlib.contextmanager

@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
 from kveik.errors import Unreachable
-from kveik.tiers.disk_index import is_index
+from kveik.tiers.disk_files import beginning, is_lock, odd_kind, open_plain, slots_file
+from kveik.tiers.disk_index import is_former, is_index
+from kveik.tiers.record import MAGIC
 
 INDEX, LOCK = "index", "lock"
 _OURS = re.compile(r"lock|index|index\.new|index\.damaged|records-[0-9]+")
-_PROCESS = re.compile(rb"[0-9]+\n")
+_FORMER_LOCK = re.compile(rb"[0-9]+\n")
+"""As it was before it was signed; anybody's may look so."""
+
 _MADE_BY_SYSTEMS = {"lost+found"}
 
 
-def check_owner(folder: Path) -> None:
-    """Raises Unreachable where the folder is somebody else's."""
+def check_owner(folder: Path, groups: int = 1) -> None:
+    """Raises Unreachable where the folder is somebody else's, or where no plain file stands in a file's place.
+
+    `groups`: of which there are slots.
+    """
     if name := foreign_file(folder):
         raise Unreachable(
             f"The folder {folder} holds files that no kveik server has written ({name}, for one), so none will use it; "
             "--kv-disk wants a new or empty folder, or one that it has used before."
         )
+    for name in (INDEX, f"{INDEX}.new", f"{INDEX}.damaged", LOCK, *(slots_file(group) for group in range(groups))):
+        file = folder / name
+        if kind := _odd_kind(file):
+            raise Unreachable(
+                f"{file.name} in the folder {folder} is {kind}, where a kveik server has a plain file; move it away."
+            )
 
 
 def foreign_file(folder: Path) -> str | None:
     """The name of a file in a folder that holds files and no store; None: it is empty, ours, or cannot be read.
 
-    Ours is what has our index, or a lock with a process id; and what has nothing but empty files of our names, because a store
-    on a full disk may have come no further.
+    Ours is what has one file that only a store writes: an index, a signed lock, or slots that begin with a record; and what has
+    nothing but empty files of our names, because a store on a full disk may have come no further.
     """
+    files = _files(folder)
     try:
-        names = sorted({file.name for file in folder.iterdir()} - _MADE_BY_SYSTEMS)
-        if is_index(folder / INDEX) or _PROCESS.fullmatch(_beginning(folder / LOCK)):
+        named = {file for file in files if _OURS.fullmatch(file.name) and _odd_kind(file) is None}
+        if any(_is_proof(file) for file in named):
             return None
-        foreign = [name for name in names if not _OURS.fullmatch(name) or _beginning(folder / name)]
+        foreign = [file.name for file in files if file not in named or not _is_nothing(file)]
     except OSError:
         return None
     return foreign[0] if foreign else None
@@ -44,8 +60,52 @@ def is_ours(file: Path) -> bool:
     return _OURS.fullmatch(file.name) is not None and not file.is_dir()
 
 
-def _beginning(file: Path) -> bytes:
-    if not file.exists():
-        return b""
-    with file.open("rb") as opened:
-        return opened.read(32)
+def _files(folder: Path) -> list[Path]:
+    """None where the folder cannot be read."""
+    try:
+        return sorted(file for file in folder.iterdir() if file.name not in _MADE_BY_SYSTEMS)
+    except OSError:
+        return []
+
+
+def _odd_kind(file: Path) -> str | None:
+    try:
+        return odd_kind(file)
+    except OSError as error:
+        # Where the folder cannot be entered, nothing is known of it.
+        return "a link that leads in circles" if error.errno == errno.ELOOP and file.is_symlink() else None
+
+
+def _is_proof(file: Path) -> bool:
+    """Whether only a store writes a file like this. Raises OSError."""
+    if file.name == LOCK:
+        return is_lock(beginning(file, 32))
+    if file.name.startswith("records-"):
+        return _first_data(file, len(MAGIC)) == MAGIC
+    if is_index(file):
+        return True
+    lock = beginning(file.with_name(LOCK), 32)
+    return file.name == INDEX and is_former(file) and (is_lock(lock) or _FORMER_LOCK.fullmatch(lock) is not None)
+
+
+def _is_nothing(file: Path) -> bool:
+    """Whether a file of our names has nothing that could be lost. Raises OSError."""
+    if file.name == LOCK and _FORMER_LOCK.fullmatch(beginning(file, 32)):
+        return True
+    return not (_first_data(file, 1) if file.name.startswith("records-") else beginning(file, 1))
+
+
+def _first_data(file: Path, size: int) -> bytes:
+    """Bytes behind the holes at a file's beginning, which are whole slots. Raises OSError."""
+    fd = open_plain(file, os.O_RDONLY)
+    try:
+        try:
+            start = os.lseek(fd, 0, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return b""
+            # The file system cannot say.
+            start = 0
+        return os.pread(fd, size, start)
+    finally:
+        os.close(fd)

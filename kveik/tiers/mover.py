@@ -157,6 +157,10 @@ class Mover:
         """Forget records, after what was asked before. False: too much waits; ask again."""
         return self._lanes[tier].writer.delete(keys)
 
+    def clear(self, tier: str) -> bool:
+        """Forget everything there, after what was asked before. False: as above."""
+        return self._lanes[tier].writer.clear()
+
     def give_back(self, tier: str) -> bool:
         """Room of forgotten records goes back to the system. False: something is being written still; ask again."""
         return self._lanes[tier].writer.give_back()
@@ -266,6 +270,7 @@ class Mover:
             if any(thread.is_alive() for thread in lane.threads):
                 log.warning("The tier %s does not answer; its store is left as it is.", lane.title)
             else:
+                lane.writer.forget_rest()
                 lane.store.close()
 
     def _forget(self, job: int) -> None:

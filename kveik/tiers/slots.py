@@ -102,23 +102,27 @@ class Slots:
             self._forget(key)
             self._places[key] = place
 
-    def restore(self, key: RecordKey, place: Place) -> bool:
-        """A record that was there before, at start; False: beyond the bound. End with `restored`."""
-        shelf = self._shelves[place.group]
-        if self._bytes + shelf.slot_bytes > self.capacity_bytes:
-            return False
-        self._places[key] = place
-        self._bytes += shelf.slot_bytes
-        shelf.end = max(shelf.end, place.slot + 1)
-        return True
+    def restore(self, places: Sequence[tuple[RecordKey, Place]]) -> list[RecordKey]:
+        """Records that were there before, at start, the oldest first; those that do not fit the bound any more.
 
-    def restored(self) -> None:
-        """No more records come from before: the slots between them become holes, whatever was in them."""
+        The newest stay. The slots between them become holes, whatever was in them.
+        """
+        kept, dropped = list[tuple[RecordKey, Place]](), list[RecordKey]()
+        for key, place in reversed(places):
+            size = self._shelves[place.group].slot_bytes
+            if self._bytes + size > self.capacity_bytes:
+                dropped.append(key)
+            else:
+                self._bytes += size
+                kept.append((key, place))
+        self._places.update(reversed(kept))
         for group, shelf in enumerate(self._shelves):
-            taken = {place.slot for place in self._places.values() if place.group == group}
+            taken = {place.slot for _, place in kept if place.group == group}
+            shelf.end = max(taken, default=-1) + 1
             shelf.free = sorted(set(range(shelf.end)) - taken)
             self._bytes += len(shelf.free) * shelf.slot_bytes
         self.give_back()
+        return dropped + self._shorten()
 
     def put_back(self, place: Place) -> None:
         """A slot that was taken and could not be filled."""
@@ -215,6 +219,33 @@ class Slots:
         heapq.heappush(shelf.holes, heapq.heappop(shelf.free))
         self._bytes -= shelf.slot_bytes
         return True
+
+    def _shorten(self) -> list[RecordKey]:
+        """Where the system cannot give back what lies between records, those at an end go, until the bound holds."""
+        there = {(place.group, place.slot): key for key, place in self._places.items()}
+        dropped = list[RecordKey]()
+        for shelf in self._shelves:
+            shelf.free.sort()
+            shelf.holes.sort()
+        while self._bytes > self.capacity_bytes:
+            group, shelf = max(enumerate(self._shelves), key=lambda one: len(one[1].free) * one[1].slot_bytes)
+            key = there[group, shelf.end - 1]
+            del self._places[key]
+            dropped.append(key)
+            self._bytes -= shelf.slot_bytes
+            shelf.end -= 1
+            self._cut(shelf)
+        return dropped
+
+    def _cut(self, shelf: _Shelf) -> None:
+        """End a shelf behind its last record; what is free and what is a hole is in order."""
+        while shelf.end - 1 in [slots[-1] for slots in (shelf.free, shelf.holes) if slots]:
+            shelf.end -= 1
+            if shelf.free and shelf.free[-1] == shelf.end:
+                shelf.free.pop()
+                self._bytes -= shelf.slot_bytes
+            else:
+                shelf.holes.pop()
 
     def _forget(self, key: RecordKey) -> bool:
         place = self._places.pop(key, None)

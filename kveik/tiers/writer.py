@@ -45,6 +45,11 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
+class Clearing:
+    """Forget everything."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveBack:
     """Room of what was forgotten goes back to the system."""
 
@@ -70,7 +75,7 @@ class Writer:
         self.store = store
         self.breaker = breaker
         self.staging = staging
-        self.work: WorkQueue[Spill | Deletion | GiveBack | Check] = WorkQueue(WAITING_MOST)
+        self.work: WorkQueue[Spill | Deletion | Clearing | GiveBack | Check] = WorkQueue(WAITING_MOST)
         self._formats = store.formats
         self._codecs = codecs
         largest = max(one.record_bytes for one in store.formats)
@@ -83,6 +88,9 @@ class Writer:
         self._since: float | None = None
         """Since when the store has been at it."""
 
+        self._unforgotten: list[Deletion | Clearing] = []
+        """What was still to be forgotten when it was closed."""
+
     def spill(self, key: RecordKey, block: memoryview) -> Refusal | None:
         """Copy a block of the pool; it may be written again when this returns. What is refused here is not told again."""
         return self._put(key, block, HEADER_BYTES, sealed=False)
@@ -90,6 +98,10 @@ class Writer:
     def delete(self, keys: Sequence[RecordKey], to: Writer | None = None) -> bool:
         """False: too many wait."""
         return self.work.put(Deletion(tuple(keys), to), len(keys))
+
+    def clear(self) -> bool:
+        """Forget everything that was asked to be stored before. False: too much waits."""
+        return self.work.put(Clearing(), 1)
 
     def give_back(self) -> bool:
         """False: something waits to be written, and what becomes of it may leave room behind; ask again."""
@@ -132,6 +144,19 @@ class Writer:
         """Refuse what waits, and end."""
         waiting = self.work.close()
         self._ended([(one, Refusal.REFUSED) for one in waiting if isinstance(one, Spill)])
+        # What is handed on makes room for what is not written any more.
+        self._unforgotten += [
+            one for one in waiting if isinstance(one, Clearing) or (isinstance(one, Deletion) and one.to is None)
+        ]
+
+    def forget_rest(self) -> None:
+        """Forget what was to be forgotten when it was closed: after its thread has ended, and before its store is closed."""
+        unforgotten, self._unforgotten = self._unforgotten, []
+        if isinstance(self.store, Reachable) and not self.breaker.admits(self._clock.now()):
+            # Elsewhere everything expires by itself, and nobody would answer.
+            return
+        for one in unforgotten:
+            self._make_room(one)
 
     def _put(self, key: RecordKey, content: memoryview, at: int, *, sealed: bool) -> Refusal | None:
         """Into a buffer from `at` on, and into the queue."""
@@ -212,15 +237,20 @@ class Writer:
         form.seal(record, spill.key.block)
         return record
 
-    def _make_room(self, one: Deletion | GiveBack) -> None:
+    def _make_room(self, one: Deletion | Clearing | GiveBack) -> None:
         try:
-            if isinstance(one, GiveBack):
-                self.store.give_back()
-                return
-            if one.to is not None:
-                self._hand_on(one.keys, one.to)
-            self.store.delete_many(one.keys)
-            self._tally.deleted(len(one.keys))
+            match one:
+                case GiveBack():
+                    self.store.give_back()
+                case Clearing():
+                    records = self.store.records
+                    self.store.clear()
+                    self._tally.deleted(records - self.store.records)
+                case Deletion(keys, to):
+                    if to is not None:
+                        self._hand_on(keys, to)
+                    self.store.delete_many(keys)
+                    self._tally.deleted(len(keys))
         except Exception:
             self._tally.erred()
 

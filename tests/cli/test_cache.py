@@ -220,7 +220,7 @@ def test_a_folder_without_records_is_named_with_the_cause(
     told = refusal(command, tmp_path / "headless", capsys)
     assert f"The folder {tmp_path}/headless has no index" in told
     assert "kveik cache clear" in told
-    DiskIndex(tmp_path / "headless" / "index").close()
+    DiskIndex(tmp_path / "headless" / "index", 1 << 20).close()
     assert "holds no cached blocks yet" in refusal(command, tmp_path / "headless", capsys)
 
 
@@ -261,3 +261,34 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_reason(capsys: pytest.
         assert run(["cache", "clear", str(folder)]) == 1
         assert "Read-only file system" in capsys.readouterr().err.replace("\n", " ")
         assert run(["cache", "verify", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["verify", "--forget"]])
+def test_a_folder_whose_records_cannot_be_read_is_not_called_sound(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]
+) -> None:
+    a_store(tmp_path).close()
+    (tmp_path / "records-0").unlink()
+    (tmp_path / "records-0").mkdir()
+    assert run(["cache", *command, str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "sound" not in shown.out
+    assert "records-0" in shown.err
+
+
+def test_slots_that_are_gone_are_told_and_not_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a_store(tmp_path).close()
+    (tmp_path / "records-0").unlink()
+    for command in ("ls", "verify"):
+        assert run(["cache", command, str(tmp_path)]) == 1
+        assert "the file records-0 is missing" in capsys.readouterr().err
+    assert not (tmp_path / "records-0").exists()
+
+
+def test_a_link_that_leads_nowhere_is_listed_over_and_left(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a_store(tmp_path).close()
+    (tmp_path / "foo").symlink_to("/nonexistent")
+    assert run(["cache", "ls", str(tmp_path)]) == 0
+    assert run(["cache", "clear", str(tmp_path)]) == 0
+    assert "left: foo" in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["foo", "lock"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kveik.engine.accounts import reset_cache
 from kveik.engine.llm import LLM
 from kveik.memory import amount
 from kveik.observe.events import Event, TierKept
@@ -121,3 +122,32 @@ def test_the_log_says_it_in_one_line(event: TierKept, level: str, line: str, cap
     caplog.set_level(logging.INFO)
     log_tiers(event)
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [(level, line)]
+
+
+@pytest.mark.parametrize("asked_after", [False, True])
+def test_what_was_reset_while_the_folder_was_in_trouble_is_not_found_after_a_restart(
+    tmp_path: Path, model: str, asked_after: bool
+) -> None:
+    def with_disk_alone() -> LLM:
+        return opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26, kv_write_policy="write-through")
+
+    llm = with_disk_alone()
+    engine, (disk,) = llm.loaded.engine, transfers(llm).parts.stores
+    answers(llm, prompts()[:3])
+    index = tmp_path / "disk" / "index"
+    index.rename(tmp_path / "away")
+    answers(llm, prompts()[3:4])
+    (tmp_path / "away").rename(index)
+    assert disk.trouble == "the index was removed"
+    reset_cache(engine)
+    if asked_after:
+        deadline = time.monotonic() + 10.0
+        while disk.trouble and time.monotonic() < deadline:
+            time.sleep(0.2)
+            answers(llm, [[*prompts()[4][:200], int(time.monotonic() * 10) % 256]])
+        assert disk.trouble is None
+        assert disk.records > 0
+    llm.close()
+    llm = with_disk_alone()
+    assert [cached for _, cached in answers(llm, prompts()[:3])] == [0, 0, 0]
+    llm.close()

@@ -17,8 +17,8 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import BadValue, Unreachable
 from kveik.tiers.disk import PAUSE_SECONDS_MOST, DiskStore
+from kveik.tiers.disk_check import check_folder
 from kveik.tiers.disk_files import SlotFiles
-from kveik.tiers.disk_folder import check_folder
 from kveik.tiers.record import Miss, RecordKey, Refusal
 from kveik.tiers.store import verify
 from tests.tiers.disk_writer import CAPACITY, NUMBERS

@@ -11,11 +11,12 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import DoesNotFit, Unreachable
 from kveik.tiers.disk import DiskStore
+from kveik.tiers.disk_files import SlotFiles
 from kveik.tiers.disk_index import DiskIndex
 from kveik.tiers.disk_left import store_at
-from kveik.tiers.record import RecordKey
+from kveik.tiers.record import RecordKey, Refusal
 from kveik.tiers.store import verify
-from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
+from tests.tiers.records import FORMATS, format_of, key_of, pairs, payloads, read
 from tests.tiers.test_disk import MIB, scanned
 
 
@@ -138,7 +139,7 @@ def test_an_odd_description_is_a_damaged_index_to_who_looks_and_another_model_to
     store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
     store.put_many(pairs(range(9)))
     store.close()
-    index = DiskIndex(tmp_path / "index")
+    index = DiskIndex(tmp_path / "index", 1 << 20)
     index.begin(description.encode(), list(index.places().items()))
     index.close()
     before = content(tmp_path)
@@ -166,3 +167,71 @@ def test_a_damaged_entry_of_the_index_costs_its_own_record_alone(tmp_path: Path)
         assert looked.records == 19
         looked.close()
     assert found == {frozenset({key_of(number)}) for number in range(20)}
+
+
+def test_a_lowered_bound_keeps_the_newest_and_tells_how_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    assert store.put_many(pairs(range(400))) == [None] * 400
+    store.close()
+    store = DiskStore(tmp_path, FORMATS, MIB, StepClock())
+    room = store.room_bytes // store.cost_bytes(0)
+    kept = range(400 - room, 400)
+    assert [key for key, _ in store.contents()] == [key_of(number) for number in kept]
+    assert read(store, kept) == payloads(kept)
+    store.close()
+    assert caplog.messages == [
+        f"{tmp_path} holds 400 records (1.2 MiB), of which --kv-disk-bytes {MIB} has room for {room}; the others are dropped."
+    ]
+    # And so it is at the next start, without a word.
+    DiskStore(tmp_path, FORMATS, MIB, StepClock()).close()
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("keep", [3, 15])
+def test_a_lowered_bound_is_kept_where_no_holes_can_be_made(
+    tmp_path: Path, keep: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(SlotFiles, "make_hole", lambda *_: False)
+    store = DiskStore(tmp_path, FORMATS, 16 * MIB, StepClock())
+    for group, count in ((0, 700), (1, 300), (2, 700)):
+        assert store.put_many(pairs(range(count), group)) == [None] * count
+        store.delete_many([key_of(number, group) for number in range(count) if number % keep])
+    before = store.records
+    store.close()
+    store = DiskStore(tmp_path, FORMATS, 2 * MIB, StepClock())
+    store.check()
+    assert 0 < store.records < before
+    assert store.bytes_used == scanned(tmp_path) <= 2 * MIB
+    assert verify(store).misses == {}
+    assert f"{before:,} records" in caplog.messages[0]
+    assert f"room for {store.records:,};" in caplog.messages[0]
+    stored = [store.put_many(pairs([2000], group))[0] for group in range(3)]
+    assert set(stored) <= {None, Refusal.FULL}
+    held = store.records
+    store.check()
+    assert store.bytes_used == scanned(tmp_path) <= 2 * MIB
+    store.close()
+    store = DiskStore(tmp_path, FORMATS, 2 * MIB, StepClock())
+    assert store.records == held
+    store.close()
+
+
+def test_what_another_model_has_left_is_told_before_it_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    store.put_many(pairs(range(30)))
+    store.close()
+    for _ in range(2):
+        DiskStore(tmp_path, [format_of(0, 5000)], 4 * MIB, StepClock()).close()
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path} holds 30 records (91.6 KiB) of another model or setting, which are dropped")
+    assert all(flag in told for flag in ("model", "--dtype", "--kv-cache-dtype", "--block-size"))
+
+
+def test_who_looks_at_slots_that_are_gone_is_told_so(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    store.put_many(pairs(range(9)))
+    store.close()
+    (tmp_path / "records-1").unlink()
+    with pytest.raises(Unreachable, match=r"cannot be read: the file records-1 is missing"):
+        store_at(tmp_path, StepClock(), read_only=True)
+    assert not (tmp_path / "records-1").exists()

@@ -206,3 +206,33 @@ def test_who_asks_what_a_disk_holds_does_not_wait_for_it(store: DiskStore, monke
         assert store.bytes_used > 20 * 4096
         assert (store.records, store.trouble, store.capacity_bytes) == (20, None, 8 * MIB)
     assert store.bytes_used == blocks_on_disk(store._plan.folder)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_clearing_takes_what_was_to_be_written_before_it_and_is_done_at_the_end_at_the_latest(stopped: bool) -> None:
+    clock, codecs = StepClock(), [Raw(one.payload_bytes) for one in FORMATS]
+    store = RamStore(FORMATS, 4 * MIB, clock)
+    store.put_many(pairs(range(100, 110)))
+    mover = Mover([Tier(store=store, codecs=codecs, staging_bytes=1 << 20)], clock)
+    for number in range(8):
+        assert mover.spill("ram", key_of(number), memoryview(payloads([number])[0])) is None
+    assert mover.clear("ram")
+    assert mover.spill("ram", key_of(8), memoryview(payloads([8])[0])) is None
+    if stopped:
+        mover.close()
+    else:
+        while mover.step():
+            pass
+    assert [key for key, _ in store.contents()] == ([] if stopped else [key_of(8)])
+    assert mover.state("ram").counts.records_deleted == (10 if stopped else 18)
+    mover.close()
+
+
+def test_what_waits_to_be_deleted_is_deleted_when_the_tier_is_closed() -> None:
+    clock, codecs = StepClock(), [Raw(one.payload_bytes) for one in FORMATS]
+    store = RamStore(FORMATS, 4 * MIB, clock)
+    store.put_many(pairs(range(10)))
+    mover = Mover([Tier(store=store, codecs=codecs, staging_bytes=1 << 20)], clock)
+    assert mover.delete("ram", [key_of(number) for number in range(6)])
+    mover.close()
+    assert [key for key, _ in store.contents()] == [key_of(number) for number in range(6, 10)]

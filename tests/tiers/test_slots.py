@@ -83,12 +83,12 @@ def test_a_record_takes_the_slot_of_the_one_that_it_replaces_where_there_is_no_o
 
 def test_records_from_before_leave_holes_between_them() -> None:
     slots = Slots(SIZES, 3 * PAGE_BYTES, lambda *_: True)
-    assert slots.restore(key_of(1), Place(0, 3, 10))
-    assert slots.restore(key_of(2), Place(0, 1, 10))
-    assert not slots.restore(key_of(3, 1), Place(1, 0, 10))
-    slots.restored()
+    assert slots.restore([(key_of(3, 1), Place(1, 0, 10)), (key_of(1), Place(0, 3, 10)), (key_of(2), Place(0, 1, 10))]) == [
+        key_of(3, 1)
+    ]
     slots.check()
     assert slots.bytes == 2 * PAGE_BYTES
+    assert [key for key, _ in slots.items()] == [key_of(1), key_of(2)]
     place = put(slots, key_of(4))
     assert place is not None
     assert place.slot == 0
