@@ -7,7 +7,8 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import BadValue
 from kveik.tiers.address import OPTIONS, client_address, shown
-from kveik.tiers.remote import RemoteLimits, RemoteStore, _connect, check_address
+from kveik.tiers.remote import RemoteLimits, RemoteStore, check_address
+from kveik.tiers.wire import Wire
 from tests.tiers.records import FORMATS, pairs, payloads, read
 from tests.tiers.redis_server import running
 
@@ -82,6 +83,5 @@ VALUES = {"ssl_cert_reqs": "none", "ssl_check_hostname": "false", "db": "3"}
 def test_every_option_that_an_address_may_have_is_one_of_the_clients(scheme: str, option: str) -> None:
     url = f"{scheme}://{'/socket' if scheme == 'unix' else 'host'}?{option}={VALUES.get(option, 'x')}"
     # Nobody is asked yet: an option that is none would be an error at every call.
-    client = _connect(url, 1.0)
-    client.connection_pool.make_connection()
-    client.close()
+    wire = Wire(url, 1.0, 1 << 20, StepClock())
+    wire._kind(StepClock(), 1.0, wire._options)
