@@ -60,11 +60,13 @@ def cache() -> None:
 @app.command(cls=Command, context_settings=WIDTH)
 def replay(
     trace: Annotated[Path, typer.Argument(help="JSON lines: timestamp, input_length, output_length, hash_ids; also .gz.")],
-    blocks: Annotated[int, typer.Option(min=1, help="Blocks of 512 tokens that stay cached between requests.")],
+    blocks: Annotated[
+        int, typer.Option(min=1, help="Blocks of the trace, 512 tokens each, that stay cached between requests.")
+    ],
     policy: Annotated[PolicyName, typer.Option(help="Which cached block goes first.")] = PolicyName.hazard,
     seeds: Annotated[int, typer.Option(min=1, help="Runs with different seeds; the mean counts.")] = 3,
     inside: Annotated[bool, typer.Option("--inside", help="The running request's blocks count among them.")] = False,
-    below: Annotated[int, typer.Option(min=0, help="Blocks of a store below the pool; 0: none.")] = 0,
+    below: Annotated[int, typer.Option(min=0, help="Blocks of a store below the pool, of 512 tokens, too; 0: none.")] = 0,
     policy_below: Annotated[BelowName, typer.Option(help="Which of its blocks goes first.")] = BelowName.hazard,
     write_factor: Annotated[
         float,
@@ -81,6 +83,9 @@ def replay(
     A block is found where it and all before it are cached. hazard: what is least likely to be used soon goes first, as learnt
     while serving. lru: what was not used for longest, a prompt's end before its beginning, full blocks only. lru-plain: as
     simulations have it that know of blocks only, a prompt's beginning before its end.
+
+    A block is one of the trace, 512 tokens, whatever --block-size a server has: a pool of N tokens, as `kveik plan` tells them, is
+    --blocks N / 512. docs/CACHE.md says how a trace is made of logged prompts.
 
     Rates are of CPU time. A trace of ten thousand requests takes a second or two per seed.
     """

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,21 @@ def test_hazard_is_run_with_several_seeds(capsys: pytest.CaptureFixture[str]) ->
 def test_what_cannot_be_replayed_is_told(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert run(["cache", "replay", *arguments]) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def test_a_trace_made_from_a_log_as_the_page_says_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "CACHE.md").read_text(encoding="utf-8")
+    program = page.partition("```python\nimport hashlib, json, sys\n")[2].partition("```")[0]
+    turns = [list(range(1300)), list(range(1300, 1310)), list(range(2600))]
+    log = "".join(json.dumps({"time": 60 * n, "tokens": tokens, "output": 9}) + "\n" for n, tokens in enumerate(turns))
+    command = [sys.executable, "-c", f"import hashlib, json, sys\n{program}"]
+    made = subprocess.run(command, input=log, capture_output=True, text=True, check=True, timeout=60).stdout
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(made)
+    assert run(["cache", "replay", str(trace), "--blocks", "100", "--policy", "lru", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    # 3 + 1 + 6 blocks; of the last prompt the two whole ones of the first are found, and not its rest.
+    assert (found["requests"], found["blocks"], found["hit_ratio"]) == (3, 10, 0.2)
 
 
 def a_store(folder: Path) -> DiskStore:
