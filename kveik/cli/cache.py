@@ -57,16 +57,20 @@ def cache() -> None:
     """
 
 
+BlocksCached = Annotated[
+    int, typer.Option(min=1, help="Blocks of the trace, 512 tokens each, that stay cached between requests.")
+]
+BlocksBelow = Annotated[int, typer.Option(min=0, help="Blocks of a store below the pool, of 512 tokens, too; 0: none.")]
+
+
 @app.command(cls=Command, context_settings=WIDTH)
 def replay(
     trace: Annotated[Path, typer.Argument(help="JSON lines: timestamp, input_length, output_length, hash_ids; also .gz.")],
-    blocks: Annotated[
-        int, typer.Option(min=1, help="Blocks of the trace, 512 tokens each, that stay cached between requests.")
-    ],
+    blocks: BlocksCached,
     policy: Annotated[PolicyName, typer.Option(help="Which cached block goes first.")] = PolicyName.hazard,
     seeds: Annotated[int, typer.Option(min=1, help="Runs with different seeds; the mean counts.")] = 3,
     inside: Annotated[bool, typer.Option("--inside", help="The running request's blocks count among them.")] = False,
-    below: Annotated[int, typer.Option(min=0, help="Blocks of a store below the pool, of 512 tokens, too; 0: none.")] = 0,
+    below: BlocksBelow = 0,
     policy_below: Annotated[BelowName, typer.Option(help="Which of its blocks goes first.")] = BelowName.hazard,
     write_factor: Annotated[
         float,

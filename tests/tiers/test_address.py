@@ -84,4 +84,4 @@ def test_every_option_that_an_address_may_have_is_one_of_the_clients(scheme: str
     url = f"{scheme}://{'/socket' if scheme == 'unix' else 'host'}?{option}={VALUES.get(option, 'x')}"
     # Nobody is asked yet: an option that is none would be an error at every call.
     wire = Wire(url, 1.0, 1 << 20, StepClock())
-    wire._kind(StepClock(), 1.0, wire._options)
+    assert wire._kind(StepClock(), 1.0, wire._options) is not None
