@@ -88,10 +88,8 @@ def replay(
     while serving. lru: what was not used for longest, a prompt's end before its beginning, full blocks only. lru-plain: as
     simulations have it that know of blocks only, a prompt's beginning before its end.
 
-    A block is one of the trace, 512 tokens, whatever --block-size a server has: a pool of N tokens, as `kveik plan` tells them,
-    is --blocks N / 512. docs/CACHE.md says how a trace is made of logged prompts.
-
-    Rates are of CPU time. A trace of ten thousand requests takes a second or two per seed.
+    A block is one of the trace, 512 tokens, whatever --block-size is: a pool of N tokens (see `kveik plan`) is N / 512 blocks.
+    docs/CACHE.md says how a trace is made of logged prompts. Rates are of CPU time; ten thousand requests take a second or two.
     """
     setting = ReplaySetting(
         blocks=blocks,
