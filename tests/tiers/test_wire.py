@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from kveik.tiers.record import Miss, Refusal
 from kveik.tiers.remote import RemoteLimits, RemoteStore
 from tests.tiers.odd_server import HANG_UP, Answered, Keeper
 from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
+from tests.tiers.redis_server import free_port, running
 
 TIMEOUT = 0.2
 
@@ -175,3 +179,60 @@ def test_a_silent_server_is_waited_for_once_however_much_is_asked(store: RemoteS
         assert ask()
         assert time.monotonic() - began < 2 * TIMEOUT
     assert store.records == 1
+
+
+def test_all_that_a_user_of_the_server_must_be_allowed_is_four_commands_on_our_keys() -> None:
+    with running() as server:
+        rights = ["~kveik:*", "+set", "+getrange", "+exists", "+unlink", "+select"]
+        server.tell("ACL", "SETUSER", "kveik", "on", ">s3cret", *rights)
+        url = server.url.replace("://", "://kveik:s3cret@").replace("/0", "/1")
+        store = RemoteStore(url, FORMATS, RemoteLimits(timeout_seconds=30.0), SystemClock())
+        assert store.serves(writing=False)
+        assert store.serves(writing=True)
+        assert store.put_many(pairs(range(5))) == [None] * 5
+        assert read(store, range(5)) == payloads(range(5))
+        assert store.probe_many([key_of(0)], float("inf")) == [True]
+        store.clear()
+        assert (store.trouble, store.records) == (None, 0)
+        store.close()
+
+
+def test_a_socket_of_this_machine_will_do(tmp_path: Path) -> None:
+    with running("--unixsocket", str(tmp_path / "socket")):
+        store = RemoteStore(f"unix://{tmp_path}/socket?db=1", FORMATS, RemoteLimits(timeout_seconds=30.0), SystemClock())
+        assert store.put_many(pairs(range(100), 1)) == [None] * 100
+        assert read(store, range(100), 1) == payloads(range(100), 1)
+        store.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls_is_spoken_with_a_server_that_is_trusted_and_with_no_other(tmp_path: Path) -> None:
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1"]
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{tmp_path}/key", "-out", f"{tmp_path}/cert"]
+    subprocess.run(["openssl", "req", "-x509", *made, *named], check=True, capture_output=True)
+    port, file = free_port(), f"{tmp_path}/cert"
+    options = [
+        "--tls-port",
+        str(port),
+        "--tls-cert-file",
+        file,
+        "--tls-key-file",
+        f"{tmp_path}/key",
+        "--tls-ca-cert-file",
+        file,
+    ]
+    with running(*options, "--tls-auth-clients", "no"):
+        url, limits = f"rediss://127.0.0.1:{port}/0", RemoteLimits(timeout_seconds=30.0)
+        store = RemoteStore(f"{url}?ssl_ca_certs={file}", FORMATS, limits, SystemClock())
+        for _ in range(3):
+            assert store.put_many(pairs(range(100), 1)) == [None] * 100
+            assert read(store, range(100), 1) == payloads(range(100), 1)
+        assert store.trouble is None
+        # One connection, on which nothing but answers ever came.
+        assert len(store._wire._free) == 1
+        store.close()
+        stranger = RemoteStore(url, FORMATS, limits, SystemClock())
+        assert stranger.put_many(pairs([1])) == [Refusal.FAILED]
+        assert stranger.trouble is not None
+        assert "certificate verify failed" in stranger.trouble
+        stranger.close()
