@@ -154,7 +154,8 @@ class RemoteStore:
             if lost:
                 self._written.perhaps_deleted(batch)
                 continue
-            answers = self._ask([self._unlink(key) for key in batch], _is_count, writing=True)
+            # A server without room deletes.
+            answers = self._ask([self._unlink(key) for key in batch], _is_count, writing=True, proves=False)
             for key, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
                     self._written.perhaps_deleted([key])
@@ -194,8 +195,8 @@ class RemoteStore:
     def _unlink(self, key: RecordKey) -> Command:
         return b"UNLINK", self._name(key)
 
-    def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False) -> list[Any]:
-        """The answer to each, or an exception, in one round trip."""
+    def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False, proves: bool = True) -> list[Any]:
+        """The answer to each, or an exception, in one round trip. `proves`: that it goes well ends a trouble."""
         if not commands:
             return []
         now = self._clock.now()
@@ -213,7 +214,9 @@ class RemoteStore:
                 self._written.missing(key, entry)
         failed = next((answer for answer in own if isinstance(answer, Exception) and not _is_other_type(answer)), None)
         lost = answers[-1] if _is_lost(answers) else None
-        self._troubles[writing] = _trouble(failed or lost)
+        trouble = _trouble(failed or lost)
+        if proves or trouble is not None:
+            self._troubles[writing] = trouble
         return own
 
     def _chores(self, now: float) -> tuple[list[tuple[RecordKey, Entry]], list[tuple[RecordKey, Entry]]]:

@@ -140,6 +140,13 @@ def test_a_server_without_room_is_full_and_still_read() -> None:
         assert set(stored) == {None, Refusal.FULL}
         kept = [number for number, refusal in enumerate(stored) if refusal is None]
         assert read(store, kept, 1) == payloads(kept, 1)
+        # It deletes, and takes nothing new for that.
+        assert store.put_many(pairs([300], 1)) == [Refusal.FULL]
+        store.delete_many([key_of(1000, 1)])
+        assert store.trouble == "refuses (OutOfMemoryError)"
+        server.tell("CONFIG", "SET", "maxmemory", "0")
+        assert store.serves(writing=True)
+        assert store.trouble is None
         store.close()
 
 
