@@ -29,7 +29,7 @@ with contextlib.suppress(ImportError):
 READ_BYTES = 1 << 16
 """For lines; no line is longer. Values are read to where they stay."""
 
-JOINED_BYTES = 4096
+JOINED_BYTES = 1 << 16
 """What is longer is sent from where it lies."""
 
 Command = tuple[bytes | memoryview, ...]
@@ -285,21 +285,21 @@ def _answer(connection: Any, fits: Fits) -> Any:
     return answer
 
 
-def _packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
+def _packed(commands: Sequence[Command]) -> list[bytes | bytearray | memoryview]:
     """What is sent, in pieces."""
-    pieces: list[bytes | memoryview] = []
+    pieces: list[bytes | bytearray | memoryview] = []
     joined = bytearray()
     for parts in commands:
         joined += b"*%d\r\n" % len(parts)
         for part in parts:
             joined += b"$%d\r\n" % len(part)
             if len(part) > JOINED_BYTES:
-                pieces += [bytes(joined), part]
-                joined.clear()
+                pieces += [joined, part]
+                joined = bytearray()
             else:
                 joined += part
             joined += b"\r\n"
-    return [*pieces, bytes(joined)]
+    return [*pieces, joined]
 
 
 def _why(error: BaseException) -> str:

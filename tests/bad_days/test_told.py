@@ -77,6 +77,38 @@ def test_a_server_that_stops_and_starts_again_is_told_once_each(tmp_path: Path, 
         llm.close()
 
 
+def test_a_server_that_is_not_there_at_the_start_is_told_and_that_it_has_come_without_a_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with running() as server:
+        server.kill()
+        address = server.url.replace("://", "://:s3cret@")
+        llm = opened(str(save_tiny_llama(tmp_path)), kv_remote=address)
+        loop = EngineLoop(llm.loaded.engine, llm.loaded.tokenizer, StreamConfig(), max_waiting=8)
+        loop.start()
+
+        deadline = time.monotonic() + 60
+
+        def told(count: int) -> list[tuple[str, str]]:
+            while len(found := lines(caplog, "remote")) < count:
+                assert time.monotonic() < deadline, found
+                time.sleep(0.05)
+            return found
+
+        title = f"The tier remote (--kv-remote {server.url})"
+        assert told(1)[0] == ("WARNING", f"{title} is in trouble: does not answer (Connection refused).")
+        assert transfers(llm).parts.stores[0].trouble is not None
+        server.options = ("--requirepass", "s3cret")
+        server.start()
+        while told(1)[-1] != ("INFO", f"{title} is available again."):
+            assert time.monotonic() < deadline, told(1)
+            time.sleep(0.05)
+        assert transfers(llm).parts.stores[0].trouble is None
+        loop.stop()
+        llm.close()
+
+
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Lifetime:
     """An engine in virtual time, with a real disk that is written to soon."""

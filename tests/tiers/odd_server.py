@@ -100,4 +100,6 @@ def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> 
 
 def _close_after(connection: socket.socket, serve: Callable[[socket.socket], None]) -> None:
     with connection, contextlib.suppress(OSError):
+        # As servers do, or a second answer waits until the first one was acknowledged.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         serve(connection)

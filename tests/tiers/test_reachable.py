@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from kveik.clock import StepClock, SystemClock
+from kveik.tiers import mover as mover_module
 from kveik.tiers.breaker import BreakerLimits, BreakerState
-from kveik.tiers.mover import CHECK_SECONDS, Mover, Tier
+from kveik.tiers.mover import Mover, Tier
 from kveik.tiers.record import Refusal
 from kveik.tiers.remote import RemoteLimits, RemoteStore
 from kveik.tiers.tally import Spilled
@@ -30,6 +31,11 @@ def until(reached: Callable[[], bool], between: Callable[[], object] = lambda: N
         assert time.monotonic() < deadline
         between()
         time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover_module, "CHECK_SECONDS", 0.1)
 
 
 @contextmanager
@@ -127,7 +133,7 @@ def test_a_server_in_trouble_is_asked_once_per_pause_and_only_where_nothing_wait
         for _ in range(5):
             mover.look_after()
             mover.step()
-        clock.advance(CHECK_SECONDS)
+        clock.advance(mover_module.CHECK_SECONDS)
     assert asked == [False, True] * 4
     assert mover.spill("remote", key_of(2), block_of(2)) is None
     mover.look_after()
