@@ -5,13 +5,14 @@ is checked in full whenever it is read, so slots and index need not agree after 
 index says is a miss. Reading goes by the books in memory, made from the index at start.
 
 When something fails, the store says so in `trouble` and refuses new records for a while, which doubles up to five minutes; then
-it tries again. A folder that can only be read is read.
+it tries again. A folder that can only be read is read. A disk that is full is a smaller bound: `room_bytes` says which.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from pathlib import Path
 from kveik.clock import Clock
 from kveik.errors import DoesNotFit, Unreachable
 from kveik.tiers.alone import Alone
-from kveik.tiers.disk_check import in_words
+from kveik.tiers.disk_check import DISK_FULL, FULL, in_words
 from kveik.tiers.disk_folder import FolderPlan, OpenFolder
 from kveik.tiers.disk_formats import described
 from kveik.tiers.disk_index import IndexBroken, index_bytes
@@ -83,13 +84,18 @@ class DiskStore:
         """In the books when the folder was left; None: it has not been entered yet."""
 
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
+        self._room = plan.slots_bytes
+        self._wider, self._full_pause = clock.now(), PAUSE_SECONDS
+        """When a full disk is asked again how much it has."""
+
         self._bytes_used = 0
         with self._changing():
             self._enter(first=True)
 
     @property
     def room_bytes(self) -> int:
-        return self._plan.slots_bytes
+        """Less while the disk is full: what is forgotten makes room for what comes."""
+        return self._room
 
     @property
     def bytes_used(self) -> int:
@@ -226,22 +232,34 @@ class DiskStore:
             self._owed.add([key])
         if place is None:
             return Refusal.FULL
-        with self._watched():
+        try:
             folder.files.write(place.group, place.slot, record)
-            return place
-        folder.slots.put_back(place)
-        return Refusal.FAILED
+        except OSError as error:
+            folder.slots.put_back(place)
+            if error.errno in FULL:
+                self._narrow(folder)
+                return Refusal.FULL
+            self._suffer(in_words(error))
+            return Refusal.FAILED
+        return place
 
     def _tell(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
         """Bring the index up to date; whether it is."""
         if not written and not self._owed:
             return True
         with self._watched():
-            folder.tell(self._plan, written, self._owed)
+            try:
+                folder.tell(self._plan, written, self._owed, tight=self._room < self._plan.slots_bytes)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._narrow(folder)
+                folder.tell(self._plan, written, self._owed, tight=True)
             if self._clock.now() >= self._synced + SYNC_SECONDS:
                 folder.sync()
                 self._synced = self._clock.now()
-            self.trouble, self._pause = None, PAUSE_SECONDS
+            self.trouble = DISK_FULL if self._is_full(folder) else None
+            self._pause, self._again = PAUSE_SECONDS, self._clock.now()
             return True
         return False
 
@@ -273,13 +291,42 @@ class DiskStore:
 
     def _ready(self) -> OpenFolder | None:
         """The folder where it may be written. It is entered anew after a pause for trouble, and at once when files are gone."""
-        if self.trouble is not None and self._clock.now() < self._again:
+        if self._clock.now() < self._again:
             return None
         if self._folder is not None and (self._folder.files.removed or not self._folder.writable):
             self._leave()
         if self._folder is None:
             self._enter(first=False)
+        if self._folder is not None and self._room < self._plan.slots_bytes and self._clock.now() >= self._wider:
+            self._widen(self._folder)
         return self._folder if self._folder is not None and self._folder.writable else None
+
+    def _narrow(self, folder: OpenFolder) -> None:
+        """The disk is full: what it has is the bound, less what the index needs, until it has more."""
+        folder.slots.give_back()
+        room = min(self._room, folder.slots.bytes - folder.spare_bytes)
+        self._room = folder.slots.room_bytes = max(room, sum(self._plan.sizes))
+        self.trouble = DISK_FULL
+        self._look_later()
+
+    def _widen(self, folder: OpenFolder) -> None:
+        """As far as the file system says that there is something free; where it is wrong, the next record will tell."""
+        try:
+            found = os.statvfs(self._plan.folder)
+        except OSError:
+            return
+        room = folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes
+        self._room = folder.slots.room_bytes = min(max(room, self._room), self._plan.slots_bytes)
+        if not self._is_full(folder):
+            self.trouble = None
+        self._look_later()
+
+    def _is_full(self, folder: OpenFolder) -> bool:
+        return self._room < self._plan.slots_bytes and folder.slots.bytes + sum(self._plan.sizes) > self._room
+
+    def _look_later(self) -> None:
+        self._wider = self._clock.now() + self._full_pause
+        self._full_pause = min(2 * self._full_pause, PAUSE_SECONDS_MOST)
 
     def _enter(self, *, first: bool) -> None:
         self.trouble = None
@@ -290,8 +337,10 @@ class DiskStore:
                 if first:
                     raise
                 self._suffer(error.message)
-        if self._folder is not None and not self._folder.writable:
-            self._suffer("the folder can only be read")
+        if self._folder is not None:
+            self._folder.slots.room_bytes = self._room
+            if not self._folder.writable:
+                self._suffer("the folder can only be read")
 
     def _leave(self) -> None:
         with self._reading:

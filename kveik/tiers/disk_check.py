@@ -10,8 +10,10 @@ from kveik.errors import BadValue, Unreachable
 from kveik.tiers.disk_files import FolderLock, slots_file
 from kveik.tiers.disk_owner import INDEX, LOCK, check_owner
 
+DISK_FULL = "the disk is full"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.ENFILE, errno.EMFILE)
+TROUBLE = (*FULL, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.ENFILE, errno.EMFILE)
 """What may be wrong with a folder today and right tomorrow; all else is for whoever named it to put right."""
 
 
@@ -50,8 +52,8 @@ def _check_files(folder: Path) -> None:
 
 def in_words(error: OSError) -> str:
     """What went wrong, without the path."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full"
+    if error.errno in FULL:
+        return DISK_FULL
     return error.strerror or type(error).__name__
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from kveik.memory import amount
 from kveik.tiers.disk_check import can_be_written
 from kveik.tiers.disk_files import FolderLock, SlotFiles, slots_file
-from kveik.tiers.disk_index import ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
+from kveik.tiers.disk_index import BYTES_PER_RECORD, ENTRY_BYTES, AnotherLayout, DiskIndex, IndexBroken, beside
 from kveik.tiers.disk_owed import Owed
 from kveik.tiers.disk_owner import INDEX, LOCK, foreign_file, is_ours
 from kveik.tiers.record import RecordKey
@@ -26,6 +26,7 @@ from kveik.tiers.slots import Place, Slots
 
 log = logging.getLogger(__name__)
 
+SPARE_BYTES = 1 << 14
 _DAMAGED = "index.damaged"
 
 
@@ -89,14 +90,28 @@ class OpenFolder:
     def close(self) -> None:
         self._opened.close()
 
+    @property
+    def tight_bytes(self) -> int:
+        """The bound on the index while the disk is full: room for four entries per record, as ever, but for no more records."""
+        return len(self.slots) * BYTES_PER_RECORD + SPARE_BYTES
+
+    @property
+    def spare_bytes(self) -> int:
+        """What a full disk should have left: the index grows to its bound, and is written anew beside itself."""
+        return 2 * self.tight_bytes
+
     def give_back(self, plan: FolderPlan) -> None:
         """Take no more than the records need. Raises what the index raises."""
         self.slots.give_back()
         self.index.begin(plan.description, self.slots.places())
 
-    def tell(self, plan: FolderPlan, put: Sequence[tuple[RecordKey, Place]], owed: Owed) -> None:
-        """Bring the index up to date, before the books show what is `put`. Raises what the index raises."""
-        if owed.everything or self.index.bytes_after(len(put) + len(owed.keys)) > plan.index_bytes:
+    def tell(self, plan: FolderPlan, put: Sequence[tuple[RecordKey, Place]], owed: Owed, *, tight: bool = False) -> None:
+        """Bring the index up to date, before the books show what is `put`. Raises what the index raises.
+
+        `tight`: the disk is full.
+        """
+        most = min(plan.index_bytes, self.tight_bytes) if tight else plan.index_bytes
+        if owed.everything or self.index.bytes_after(len(put) + len(owed.keys)) > most:
             # The books have no more of what was deleted.
             self.index.begin(plan.description, self.slots.places())
             owed.settle()

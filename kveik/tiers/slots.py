@@ -60,6 +60,9 @@ class Slots:
         """`sizes`: bytes of a slot, per group. `give_back(group, first, count)`: make these holes; False: the system cannot."""
         assert all(size % PAGE_BYTES == 0 for size in sizes), "slots are whole pages"
         self.capacity_bytes = capacity_bytes
+        self.room_bytes = capacity_bytes
+        """The bound as long as the system has no more to give; what is beyond it goes as it is forgotten."""
+
         self._give_back = give_back
         self._shelves = [_Shelf(size) for size in sizes]
         self._places: dict[RecordKey, Place] = {}
@@ -195,9 +198,11 @@ class Slots:
 
     def _take(self, group: int) -> int | None:
         shelf = self._shelves[group]
+        if self._bytes > self.room_bytes:
+            self._make_room(0)
         if shelf.free:
             return heapq.heappop(shelf.free)
-        if not self._make_room(group):
+        if not self._make_room(shelf.slot_bytes):
             return None
         self._bytes += shelf.slot_bytes
         if shelf.holes:
@@ -205,12 +210,12 @@ class Slots:
         shelf.end += 1
         return shelf.end - 1
 
-    def _make_room(self, group: int) -> bool:
-        wanted = self._shelves[group].slot_bytes
-        for other in range(len(self._shelves)):
-            while self._bytes + wanted > self.capacity_bytes and self._make_hole(other):
+    def _make_room(self, wanted: int) -> bool:
+        """Make holes until there is room for so many bytes; whether there is."""
+        for group in range(len(self._shelves)):
+            while self._bytes + wanted > self.room_bytes and self._make_hole(group):
                 pass
-        return self._bytes + wanted <= self.capacity_bytes
+        return self._bytes + wanted <= self.room_bytes
 
     def _make_hole(self, group: int) -> bool:
         shelf = self._shelves[group]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from kveik.tiers.disk_files import SlotFiles
 from tests.engine.test_below import answers, prompts
 from tests.engine.tiered import opened, transfers
 from tests.engine.tiny import save_tiny_gemma
+from tests.tiers.mounts import small_disk_at
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +153,24 @@ def test_what_was_reset_while_the_folder_was_in_trouble_is_not_found_after_a_res
     llm = with_disk_alone()
     assert [cached for _, cached in answers(llm, prompts()[:3])] == [0, 0, 0]
     llm.close()
+
+
+def test_a_disk_that_is_smaller_than_its_bound_goes_on_taking_what_is_new(model: str, tmp_path: Path) -> None:
+    chance = random.Random(1)
+    asked = [[number, *(chance.randrange(256) for _ in range(329))] for number in range(30)]
+    with small_disk_at(tmp_path / "small", "2m") as folder:
+        cache: dict[str, object] = {"kv_disk": str(folder / "kv"), "kv_disk_bytes": 1 << 28, "kv_write_policy": "write-through"}
+        llm = opened(model, **cache, eviction_policy="lru")
+        (disk,), [tier] = transfers(llm).parts.stores, transfers(llm).parts.directory.tiers
+        answers(llm, asked[:20])
+        assert disk.room_bytes < 2 << 20 < tier.spec.capacity_bytes
+        assert disk.trouble == "the disk is full"
+        before = set(disk.contents())
+        answers(llm, asked[20:])
+        after = set(disk.contents())
+        assert len(after - before) > len(after) / 3
+        assert tier.bytes_used <= disk.room_bytes
+        llm.close()
+        llm = opened(model, **cache, eviction_policy="lru")
+        assert sum(cached for _, cached in answers(llm, asked[-1:])) > 0
+        llm.close()

@@ -138,7 +138,7 @@ def test_a_full_disk_stores_no_more_serves_what_it_has_and_recovers(small_disk: 
             kept.append(number)
     assert 20 < len(kept) < 150
     assert store.trouble == "the disk is full"
-    assert store.put_many(pairs([500])) == [Refusal.REFUSED]
+    assert store.put_many(pairs([500])) == [Refusal.FULL]
     assert read(store, kept) == payloads(kept)
     store.check()
     (small_disk / "other").unlink()
@@ -167,31 +167,31 @@ def test_a_disk_that_is_full_at_the_start_is_called_so(small_disk: Path, free: i
 
 
 class FullFiles:
-    """`SlotFiles.write` on a disk that is full from the n-th record on."""
+    """`SlotFiles.write` on a disk that is full, or fails, from the n-th record on."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, room: int, code: int = errno.ENOSPC) -> None:
+        self.room, self.code = room, code
         self.write = SlotFiles.write
 
     def __call__(self, files: SlotFiles, group: int, slot: int, record: memoryview) -> None:
         self.room -= 1
         if self.room < 0:
             self.write(files, group, slot, record[: len(record) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(self.code, os.strerror(self.code))
         self.write(files, group, slot, record)
 
 
 def test_a_batch_is_stored_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, full = DiskStore(tmp_path, FORMATS, MIB, StepClock()), FullFiles(3)
     monkeypatch.setattr(SlotFiles, "write", lambda *args: full(*args))
-    assert store.put_many(pairs(range(5))) == [None, None, None, Refusal.FAILED, Refusal.FAILED]
+    assert store.put_many(pairs(range(5))) == [None, None, None, Refusal.FULL, Refusal.FULL]
     assert read(store, range(4)) == [*payloads(range(3)), Miss.ABSENT]
     store.check()
     store.close()
 
 
 def test_the_pause_after_trouble_doubles_up_to_its_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, full = StepClock(), FullFiles(0)
+    clock, full = StepClock(), FullFiles(0, errno.EIO)
     store = DiskStore(tmp_path, FORMATS, MIB, clock)
     monkeypatch.setattr(SlotFiles, "write", lambda *args: full(*args))
     tried = []

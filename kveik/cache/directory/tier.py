@@ -80,6 +80,8 @@ class TierRecords:
         self.policy = policy
         self._tenants = policy if isinstance(policy, TenantPolicy) else None
         self.bytes_used = 0
+        self.room_bytes = spec.capacity_bytes
+        """Less than the capacity while the store has less; what is beyond goes when something is offered."""
         self._sizes = [spec.bytes_of(groups) for groups in range(1 << len(spec.record_bytes))]
         """Bytes of the records of these groups (bits)."""
 
@@ -178,7 +180,7 @@ class TierRecords:
 
     def _worth_writing(self, offered: Sequence[Gone], now: float) -> tuple[list[Gone], list[Gone]]:
         """What of it should be written, as far as it is missing; and what not. What is there already is neither."""
-        wanted, refused, capacity = list[Gone](), list[Gone](), self.spec.capacity_bytes
+        wanted, refused, capacity = list[Gone](), list[Gone](), self.room_bytes
         # Where there is room everything is written, unless only what was used twice is.
         room = 0 if self.spec.writes == "second-touch" else capacity - self.bytes_used
         for one in [missing for gone in offered for missing in self._missing(gone, refused)]:
@@ -230,12 +232,12 @@ class TierRecords:
         size = self._sizes[one.groups]
         if self._tenants is not None and self._tenants.beyond(one.owner, size):
             return 0
-        return max(0, self.spec.capacity_bytes - self.bytes_used) // size
+        return max(0, self.room_bytes - self.bytes_used) // size
 
     def _make_room(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
         """What has to go for all of these; less where no more may."""
         sizes, gone = self._sizes, list[Gone]()
-        bound = self.spec.capacity_bytes - sum([sizes[one.groups] * len(one.keys) for one in wanted])
+        bound = self.room_bytes - sum([sizes[one.groups] * len(one.keys) for one in wanted])
         while self.bytes_used > bound:
             # No more than it takes, though each be as large as any.
             count = max(1, (self.bytes_used - bound) // sizes[-1])
@@ -336,7 +338,7 @@ class TierRecords:
         held = self._held.get(key)
         if held is not None and (held.doomed or (held.stored | held.storing) & bit):
             return not held.doomed
-        if self.bytes_used + size > self.spec.capacity_bytes:
+        if self.bytes_used + size > self.room_bytes:
             return False
         if held is None:
             held = self._held[key] = Held()

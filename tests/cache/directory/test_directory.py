@@ -40,6 +40,24 @@ def test_the_last_tier_gives_up_for_good() -> None:
     one.check()
 
 
+def test_a_store_that_has_less_room_than_it_was_to_have_gives_up_what_is_beyond_it() -> None:
+    one = directory(tier(4))
+    stores = Stores(one)
+    for number, key in enumerate((b"a", b"b", b"c", b"d")):
+        offer(one, key, 1, float(number))
+    stores.work()
+    one.tiers[0].room_bytes = 2
+    offer(one, b"e", 1, 9.0)
+    stores.work()
+    assert stores.records == [{(b"d", 0), (b"e", 0)}]
+    one.check()
+    one.tiers[0].room_bytes = 4
+    for key in (b"f", b"g"):
+        offer(one, key, 1, 10.0)
+    stores.work()
+    assert len(stores.records[0]) == 4
+
+
 def test_what_a_shared_server_is_given_up_of_is_forgotten_and_not_removed() -> None:
     one = directory(tier(1, name="remote", ours=False))
     stores = Stores(one)
