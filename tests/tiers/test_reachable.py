@@ -140,6 +140,12 @@ def test_a_server_in_trouble_is_asked_once_per_pause_and_only_where_nothing_wait
     while mover.step():
         pass
     assert asked == [False, True] * 4 + [False]
+    clock.advance(mover_module.CHECK_SECONDS)
+    mover.probe("remote", [key_of(2)], 1, float("inf"))
+    mover.look_after()
+    while mover.step():
+        pass
+    assert asked == [False, True] * 4 + [False, True]
     mover.close()
 
 

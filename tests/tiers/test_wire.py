@@ -81,6 +81,16 @@ def test_one_answer_too_many_costs_one_exchange_and_its_connection(kind: str, st
     assert store.records == len(keeper.kept) == 12
 
 
+def test_an_answer_with_another_behind_it_is_not_believed(store: RemoteStore, keeper: Keeper) -> None:
+    keeper.answered = lambda command, answer: [answer * 2]
+    assert store.put_many(pairs([1])) == [Refusal.FAILED]
+    assert read(store, [1]) == [Miss.FAILED]
+    assert store.probe_many([key_of(1)], float("inf")) == [None]
+    assert store.trouble == "answers nonsense"
+    # It is there, perhaps.
+    assert store.records == 1
+
+
 def hung_up(store: RemoteStore) -> None:
     """Return when it is known that the server has."""
     while any(connection.more() is None for connection in store._wire._free):
