@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -42,15 +44,15 @@ def test_the_status_of_tiers_is_what_they_hold_and_what_is_wrong(tmp_path: Path,
     assert sources["ram"] + sources["disk"] > 0
     assert sources == {name: metric(llm, "prompt_tokens_by_source_total", name) for name in sources}
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(SlotFiles, "write", full)
+    monkeypatch.setattr(SlotFiles, "write", failing)
     answers(llm, [[9, *prompt] for prompt in prompts()])
     assert tier_status(engine)[0]["trouble"] is None
     on_disk = tier_status(engine)[1]
     assert on_disk["left_alone"] is True
-    assert on_disk["trouble"] == "nothing is written to it: 3 failures in a row; the disk is full"
+    assert on_disk["trouble"] == "nothing is written to it: 3 failures in a row; Input/output error"
     llm.close()
 
 
