@@ -147,11 +147,12 @@ class DiskStore:
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         with self._changing():
+            # Also those that the books do not have: an index that was damaged may name them again.
+            self._owed.add(keys)
             if (folder := self._folder) is not None:
-                # Gone from the books at once. Until the index knows, it names a slot that may hold something else: a miss.
-                self._owed.add(key for key in keys if folder.slots.forget(key))
-            else:
-                self._owed.add(keys)
+                for key in keys:
+                    # Gone from the books at once. Until the index knows, it names a slot that may hold another: a miss.
+                    folder.slots.forget(key)
             if (folder := self._ready()) is not None:
                 self._tell(folder, [])
 
