@@ -13,7 +13,7 @@ from kveik.clock import Clock
 from kveik.errors import Unreachable
 from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_check import in_words
-from kveik.tiers.disk_files import FolderInUse
+from kveik.tiers.disk_files import FolderInUse, slots_file
 from kveik.tiers.disk_formats import LOOKED_AT_BYTES, formats_in
 from kveik.tiers.disk_owner import INDEX, LOCK, foreign_file, is_ours
 from kveik.tiers.slots import slot_bytes
@@ -56,6 +56,10 @@ def store_at(folder: Path, clock: Clock, *, read_only: bool = False) -> DiskStor
         formats = formats_in(folder)
         if formats is None:
             raise Unreachable(_why_none(folder))
+        gone = [slots_file(group) for group in range(len(formats)) if not (folder / slots_file(group)).exists()]
+        if gone:
+            # Who opens it to write would make them, and find nothing.
+            raise Unreachable(f"The folder {folder} cannot be read: the file {gone[0]} is missing.")
         files = sum(file.lstat().st_size for file in files_left(folder) if file.name != INDEX)
         bytes_most = 2 * (files + sum(slot_bytes(one.record_bytes) for one in formats)) + (1 << 30)
         store = DiskStore(folder, formats, bytes_most, clock, read_only=read_only, index_bytes=LOOKED_AT_BYTES)

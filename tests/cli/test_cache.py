@@ -296,8 +296,8 @@ def test_a_folder_whose_records_cannot_be_read_is_not_called_sound(
 def test_slots_that_are_gone_are_told_and_not_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     a_store(tmp_path).close()
     (tmp_path / "records-0").unlink()
-    for command in ("ls", "verify"):
-        assert run(["cache", command, str(tmp_path)]) == 1
+    for command in (["ls"], ["verify"], ["verify", "--forget"]):
+        assert run(["cache", *command, str(tmp_path)]) == 1
         assert "the file records-0 is missing" in capsys.readouterr().err
     assert not (tmp_path / "records-0").exists()
 
