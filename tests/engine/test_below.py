@@ -252,14 +252,19 @@ def test_a_server_that_only_loads_sleeps_until_the_tier_wakes_it(model: str, tmp
     llm.close()
 
 
-def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path: Path) -> None:
-    llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
-    fresh = answers(llm, prompts())
-    for file in (tmp_path / "disk").glob("records-*"):
+def damage(folder: Path) -> None:
+    """A bit of every page of records."""
+    for file in folder.glob("records-*"):
         content = bytearray(file.read_bytes())
         for at in range(500, len(content), 4096):
             content[at] ^= 1
         file.write_bytes(content)
+
+
+def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path: Path) -> None:
+    llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
+    fresh = answers(llm, prompts())
+    damage(tmp_path / "disk")
     again = answers(llm, turns_after(fresh))
     assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
     assert transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED] > 0
@@ -269,11 +274,7 @@ def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path:
 def test_a_record_that_was_found_damaged_is_written_anew_and_not_found_so_again(model: str, tmp_path: Path) -> None:
     llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
     fresh = answers(llm, prompts())
-    for file in (tmp_path / "disk").glob("records-*"):
-        content = bytearray(file.read_bytes())
-        for at in range(500, len(content), 4096):
-            content[at] ^= 1
-        file.write_bytes(content)
+    damage(tmp_path / "disk")
     damaged = transfers(llm).parts.stores[0].records
     answers(llm, turns_after(fresh))
     found = transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED]
