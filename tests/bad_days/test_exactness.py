@@ -19,7 +19,7 @@ from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.schedule.draft import Draft
 from kveik.text.heldout import heldout_text
-from kveik.tiers.record import RecordKey
+from kveik.tiers.record import Miss, RecordKey
 from tests.bad_days.traffic import GREEDY, Asked, Traffic, drawn
 from tests.engine.tiered import believe, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
@@ -110,15 +110,15 @@ def give_way(llm: LLM, chance: random.Random) -> None:
         llm.loaded.engine.attend()
 
 
-def lose_some(llm: LLM, chance: random.Random) -> None:
-    """A twelfth of the records is not there any more, and nobody was told. A prompt is found as far as the first gap in any of
-    its groups: with two of them, a sixth of the blocks has one, and six blocks of some thirty are found on average.
+def lose_some(llm: LLM, chance: random.Random, records: int) -> None:
+    """So many records, on average, are not there any more, and nobody was told. What stands before them is loaded and the rest
+    computed; in layers with a window all is, where one of the window's is lost, for what earlier cuts need was never written.
     """
     # A store has one thread that writes; it must be at rest while this one takes its place.
     transfers(llm).parts.mover.drain(llm.loaded.engine.clock.now() + 3600)
     [store] = transfers(llm).parts.stores
     keys: list[RecordKey] = [key for key, _ in store.contents()]
-    store.delete_many([key for key in keys if chance.random() < 0.083])
+    store.delete_many([key for key in keys if chance.random() < records / len(keys)])
 
 
 def go_on(subject: Subject, turns: list[list[Asked]], way: str, folder: Path) -> None:
@@ -130,13 +130,14 @@ def go_on(subject: Subject, turns: list[list[Asked]], way: str, folder: Path) ->
         for turn in turns:
             traffic.ask_all(turn, (lambda: give_way(llm, chance)) if way == "preempted" else lambda: None)
             if way == "mixed":
-                lose_some(llm, chance)
+                lose_some(llm, chance, subject.count)
             again += sum(len(one.prompt) for one in turn)
         found = traffic.cached_tokens / again
         assert found > 0.1, f"only {found:.0%} of the prompts were found"
         if way != "pool":
             [store] = transfers(llm).parts.stores
             assert read(llm, store.name) > 0
+            assert (transfers(llm).parts.mover.state(store.name).counts.misses[Miss.ABSENT] > 0) == (way == "mixed")
             traffic.check()
         llm.close()
 
