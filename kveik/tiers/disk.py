@@ -27,6 +27,7 @@ from kveik.tiers.disk_formats import described
 from kveik.tiers.disk_index import IndexBroken, index_bytes
 from kveik.tiers.disk_owed import Owed
 from kveik.tiers.disk_owner import INDEX, check_owner
+from kveik.tiers.disk_room import DiskRoom
 from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
 from kveik.tiers.slots import PAGE_BYTES, Place, slot_bytes
 from kveik.tiers.store import Direct, Extent, Use
@@ -84,10 +85,7 @@ class DiskStore:
         """In the books when the folder was left; None: it has not been entered yet."""
 
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
-        self._room = plan.slots_bytes
-        self._wider, self._full_pause = clock.now(), PAUSE_SECONDS
-        """When a full disk is asked again how much it has."""
-
+        self._room = DiskRoom(plan.slots_bytes, sum(plan.sizes))
         self._bytes_used = 0
         with self._changing():
             self._enter(first=True)
@@ -95,7 +93,7 @@ class DiskStore:
     @property
     def room_bytes(self) -> int:
         """Less while the disk is full: what is forgotten makes room for what comes."""
-        return self._room
+        return self._room.bytes
 
     @property
     def bytes_used(self) -> int:
@@ -130,6 +128,9 @@ class DiskStore:
                 folder.slots.show(key, place)
             else:
                 folder.slots.put_back(place)
+        if not known:
+            # The index may name them all the same.
+            self._owed.add(key for key, _ in written)
         return [place if isinstance(place, Refusal) else None if known else Refusal.FAILED for place in places]
 
     def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
@@ -165,6 +166,7 @@ class DiskStore:
                 with self._watched():
                     folder.give_back(self._plan)
                     self._owed.settle()
+                    self._went_well(folder)
 
     def clear(self) -> None:
         with self._changing():
@@ -250,7 +252,7 @@ class DiskStore:
             return True
         with self._watched():
             try:
-                folder.tell(self._plan, written, self._owed, tight=self._room < self._plan.slots_bytes)
+                folder.tell(self._plan, written, self._owed, tight=self._room.is_narrow)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -259,10 +261,14 @@ class DiskStore:
             if self._clock.now() >= self._synced + SYNC_SECONDS:
                 folder.sync()
                 self._synced = self._clock.now()
-            self.trouble = DISK_FULL if self._is_full(folder) else None
-            self._pause, self._again = PAUSE_SECONDS, self._clock.now()
+            self._went_well(folder)
             return True
         return False
+
+    def _went_well(self, folder: OpenFolder) -> None:
+        """The index was written."""
+        self.trouble = DISK_FULL if self._is_full(folder) else None
+        self._pause, self._again = PAUSE_SECONDS, self._clock.now()
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -298,17 +304,16 @@ class DiskStore:
             self._leave()
         if self._folder is None:
             self._enter(first=False)
-        if self._folder is not None and self._room < self._plan.slots_bytes and self._clock.now() >= self._wider:
+        if self._folder is not None and self._room.may_ask(self._clock.now()):
             self._widen(self._folder)
         return self._folder if self._folder is not None and self._folder.writable else None
 
     def _narrow(self, folder: OpenFolder) -> None:
         """The disk is full: what it has is the bound, less what the index needs, until it has more."""
         folder.slots.give_back()
-        room = min(self._room, folder.slots.bytes - folder.spare_bytes)
-        self._room = folder.slots.room_bytes = max(room, sum(self._plan.sizes))
+        self._room.narrow(folder.slots.bytes - folder.spare_bytes, self._clock.now())
+        folder.slots.room_bytes = self._room.bytes
         self.trouble = DISK_FULL
-        self._look_later()
 
     def _widen(self, folder: OpenFolder) -> None:
         """As far as the file system says that there is something free; where it is wrong, the next record will tell."""
@@ -316,18 +321,13 @@ class DiskStore:
             found = os.statvfs(self._plan.folder)
         except OSError:
             return
-        room = folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes
-        self._room = folder.slots.room_bytes = min(max(room, self._room), self._plan.slots_bytes)
+        self._room.widen(folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes, self._clock.now())
+        folder.slots.room_bytes = self._room.bytes
         if not self._is_full(folder):
             self.trouble = None
-        self._look_later()
 
     def _is_full(self, folder: OpenFolder) -> bool:
-        return self._room < self._plan.slots_bytes and folder.slots.bytes + sum(self._plan.sizes) > self._room
-
-    def _look_later(self) -> None:
-        self._wider = self._clock.now() + self._full_pause
-        self._full_pause = min(2 * self._full_pause, PAUSE_SECONDS_MOST)
+        return self._room.is_narrow and folder.slots.bytes + sum(self._plan.sizes) > self._room.bytes
 
     def _enter(self, *, first: bool) -> None:
         self.trouble = None
@@ -339,7 +339,7 @@ class DiskStore:
                     raise
                 self._suffer(error.message)
         if self._folder is not None:
-            self._folder.slots.room_bytes = self._room
+            self._folder.slots.room_bytes = self._room.bytes
             if not self._folder.writable:
                 self._suffer("the folder can only be read")
 
