@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.orders import Spill
-from kveik.cache.directory.tier import TierRecords, TierSpec
+from kveik.cache.directory.spec import TierSpec
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Visit
 from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks

@@ -51,6 +51,7 @@ def _facts(state: TierState) -> TierFacts:
     return TierFacts(
         name=state.name,
         capacity_bytes=state.capacity_bytes,
+        room_bytes=state.room_bytes,
         bytes_used=state.bytes_used,
         records=state.records,
         trouble=state.trouble,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from kveik.cache.cost import Costs, LoadCost, PrefillCost
 from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.tier import TierRecords, TierSpec
+from kveik.cache.directory.spec import TierSpec
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.evictor import leading
 from kveik.cache.keys import encode_parts
 from kveik.cache.layout import BlockLayout

@@ -125,7 +125,7 @@ class Transfers:
         self._take_completions(now)
         for tier, store in zip(self.parts.directory.tiers, self.parts.stores, strict=True):
             if tier.spec.ours:
-                tier.room_bytes = store.room_bytes
+                tier.resize(store.room_bytes)
         shared = [number for number, tier in enumerate(self.parts.directory.tiers) if not tier.spec.ours]
         self.parts.directory.closed = frozenset(number for number in shared if self._is_full(number, now))
         for job in below.due(now):

@@ -14,6 +14,9 @@ class TierFacts:
 
     name: str
     capacity_bytes: int
+    room_bytes: int
+    """What records may take of it: less while the disk is full."""
+
     bytes_used: int
     records: int
     trouble: str | None
@@ -53,6 +56,7 @@ class TierFacts:
 
 _GAUGES = (
     ("kv_tier_capacity_bytes", "Bytes that a tier below the pool takes at most.", "capacity_bytes"),
+    ("kv_tier_room_bytes", "Bytes that records may take there: less while a disk is full.", "room_bytes"),
     ("kv_tier_bytes", "Bytes that it takes.", "bytes_used"),
     ("kv_tier_records", "Blocks of layer groups that it holds.", "records"),
     ("kv_tier_spills_waiting_bytes", "Bytes that wait to be written to it.", "spills_waiting_bytes"),

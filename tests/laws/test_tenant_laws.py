@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.tier import TierRecords, TierSpec
+from kveik.cache.directory.spec import TierSpec
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer
-from kveik.cache.directory.tier import TierRecords, TierSpec
+from kveik.cache.directory.spec import TierSpec
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.layout import LayerGroup
 from kveik.schedule.below import BelowPool

@@ -13,48 +13,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from kveik.cache.directory.gone import Answer, Gone, in_runs
-from kveik.cache.directory.write_filter import FACTOR, WriteFilter
+from kveik.cache.directory.spec import TierSpec
+from kveik.cache.directory.write_filter import WriteFilter
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
-
-Writes = Literal["filtered", "write-through", "second-touch"]
-"""When a record is written: when the tier above gives it up and it is worth it; as soon as it is there at all; when the tier
-above gives it up and it was used twice."""
 
 TOUCHES_KNOWN = 1 << 17
 """Keys of which it is known whether they were used once or more often, where that matters. Their dictionary takes 11.5 MB when
 it is full, and 18.9 MB for good once Python has rebuilt its table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierSpec:
-    """One tier, in numbers."""
-
-    name: str
-    capacity_bytes: int
-    record_bytes: tuple[int, ...]
-    """Per layer group, what one record takes there."""
-
-    writes: Writes = "filtered"
-    factor: float | None = FACTOR
-    """Of the filter; None: everything that is offered is written. For policies that measure worth."""
-
-    lasts: bool = False
-    """Whether it outlives the process."""
-
-    ours: bool = True
-    """Whether we alone write and delete there; otherwise it has a bound of its own, and ours is on what we know of it."""
-
-    def bytes_of(self, groups: int) -> int:
-        total = 0
-        for size in self.record_bytes:
-            if groups & 1:
-                total += size
-            groups >>= 1
-        return total
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +73,12 @@ class TierRecords:
         return (Gone((key,), held.stored, held.owner) for key, held in self._held.items() if held.stored and not held.doomed)
 
     # What happens above.
+
+    def resize(self, room_bytes: int) -> None:
+        """The store has so much room now, and tenants' shares are shares of that."""
+        self.room_bytes = room_bytes
+        if self._tenants is not None:
+            self._tenants.share = room_bytes / max(self.spec.capacity_bytes, 1)
 
     def used(self, visit: Visit) -> None:
         """A request is done with a chain, wherever its blocks are."""

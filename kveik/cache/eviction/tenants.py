@@ -54,6 +54,9 @@ class TenantPolicy:
         self.gave_up: list[Owner] = []
         """Whose the latest victims were, one by one."""
 
+        self.share = 1.0
+        """Of every grant, how much holds: less while the store has less room than grants were measured by."""
+
         self._weighed = weighed
         self._common, self._public = Party(1, b"", Grant(), make()), Party(2, None, Grant(), make())
         self._granted: dict[Owner, Party] = {
@@ -75,17 +78,20 @@ class TenantPolicy:
         return party.weight if self._weighed else party.policy.stored_count
 
     def borrowed(self, party: Party) -> int:
-        return 0 if party is self._public else max(0, self.amount(party) - party.grant.reserved)
+        return 0 if party is self._public else max(0, self.amount(party) - self._reserved(party))
+
+    def _reserved(self, party: Party) -> int:
+        return int(party.grant.reserved * self.share)
 
     @property
     def reserved(self) -> int:
         """All reservations together."""
-        return sum(party.grant.reserved for party in self.parties)
+        return sum(self._reserved(party) for party in self.parties)
 
     def beyond(self, owner: Owner, more: int = 0) -> bool:
         """Whether the owner would have more than its maximum with so much more."""
         party = self.party(owner)
-        return party.grant.maximum is not None and self.amount(party) + more > party.grant.maximum
+        return party.grant.maximum is not None and self.amount(party) + more > int(party.grant.maximum * self.share)
 
     def number_of(self, key: Key) -> int:
         """Of the party whose record in this store it is; 0: it is not known."""
@@ -99,7 +105,7 @@ class TenantPolicy:
     def may_take(self, number: int, owner: Owner) -> bool:
         """Whether this owner may have a record of that party now; a record that is not known may be anybody's."""
         party = self.parties[number - 1] if number else self._common
-        return party.grant.reserved == 0 or party is self.party(owner) or self.borrowed(party) > 0
+        return self._reserved(party) == 0 or party is self.party(owner) or self.borrowed(party) > 0
 
     def withheld(self, owner: Owner, idle: Sequence[int] | None) -> int:
         """Records that nobody holds and this owner may not have, because they are reserved for others.
@@ -108,10 +114,10 @@ class TenantPolicy:
         """
         mine, total = self.party(owner), 0
         for party in self.parties:
-            if party is not mine and party.grant.reserved:
+            if party is not mine and (reserved := self._reserved(party)):
                 amount = self.amount(party)
                 free = amount if idle is None else idle[party.number]
-                total += free - min(free, max(0, amount - party.grant.reserved))
+                total += free - min(free, max(0, amount - reserved))
         return total
 
     # The store says what happens.

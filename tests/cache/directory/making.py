@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.gone import Gone
 from kveik.cache.directory.orders import Clear, Delete, Spill
-from kveik.cache.directory.tier import TierRecords, TierSpec, Writes
+from kveik.cache.directory.spec import TierSpec, Writes
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit

@@ -10,7 +10,8 @@ import pytest
 from kveik.cache.directory.directory import Directory
 from kveik.cache.directory.gone import Gone
 from kveik.cache.directory.orders import Clear, Delete, Fetch, Spill
-from kveik.cache.directory.tier import Writes
+from kveik.cache.directory.spec import TierSpec, Writes
+from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
@@ -46,16 +47,25 @@ def test_a_store_that_has_less_room_than_it_was_to_have_gives_up_what_is_beyond_
     for number, key in enumerate((b"a", b"b", b"c", b"d")):
         offer(one, key, 1, float(number))
     stores.work()
-    one.tiers[0].room_bytes = 2
+    one.tiers[0].resize(2)
     offer(one, b"e", 1, 9.0)
     stores.work()
     assert stores.records == [{(b"d", 0), (b"e", 0)}]
     one.check()
-    one.tiers[0].room_bytes = 4
+    one.tiers[0].resize(4)
     for key in (b"f", b"g"):
         offer(one, key, 1, 10.0)
     stores.work()
     assert len(stores.records[0]) == 4
+
+
+def test_what_tenants_may_have_is_a_share_of_the_room_that_there_is() -> None:
+    tenants = TenantPolicy({b"a": Grant(0, 2)}, LruPolicy, weighed=True)
+    records = TierRecords(TierSpec(name="disk", capacity_bytes=4, record_bytes=(1,)), tenants)
+    assert not tenants.beyond(b"a", 2)
+    records.resize(2)
+    assert tenants.beyond(b"a", 2)
+    assert not tenants.beyond(b"a", 1)
 
 
 def test_what_a_shared_server_is_given_up_of_is_forgotten_and_not_removed() -> None:

@@ -157,6 +157,17 @@ def test_what_is_reserved_and_idle_is_withheld_from_others_alone() -> None:
     assert policy.reserved == 10
 
 
+def test_where_a_store_has_half_the_room_every_grant_is_half_of_what_it_was() -> None:
+    store = shared_store((b"a", 6), (b"b", 6), (b"c", 2))
+    assert victims(store, b"x", 1) == [b"b"]
+    store.share = 0.5
+    assert store.reserved == 5
+    assert [store.beyond(owner) for owner in (b"a", b"b", b"c")] == [False, True, False]
+    assert store.beyond(b"c", 1)
+    # a has three more than half of what was reserved for it, b three, c two: each borrows.
+    assert victims(store, b"x", 99).count(b"a") == 3
+
+
 def test_records_of_an_earlier_life_belong_to_whoever_uses_them() -> None:
     policy = TenantPolicy(GRANTS, LruPolicy, weighed=True)
     for key in (b"1", b"2"):
