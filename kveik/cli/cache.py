@@ -114,7 +114,17 @@ def replay(
         Console().print(_table(figures, setting))
 
 
-PathOfStore = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a stopped server's --kv-disk.")]
+def _folder(text: str) -> Path:
+    # A Path cannot tell: of nothing it makes the folder that somebody is in.
+    if not text:
+        raise typer.BadParameter("it is empty; it must be a folder.")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise typer.BadParameter(f"{text}: there is no such user.") from error
+
+
+PathOfStore = Annotated[Path, typer.Argument(parser=_folder, metavar="PATH", help="Folder of a stopped server's --kv-disk.")]
 
 
 @app.command(name="ls", cls=Command, context_settings=WIDTH)
@@ -160,7 +170,7 @@ def clear(path: PathOfStore) -> None:
 
     Its server must be stopped; a running one has POST /cache/reset.
     """
-    cleared = clear_folder(path.expanduser(), SystemClock())
+    cleared = clear_folder(path, SystemClock())
     if cleared.records is None:
         typer.echo(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
     else:
@@ -170,15 +180,14 @@ def clear(path: PathOfStore) -> None:
         say(f"not kveik's, so left: {names}")
 
 
-def _is_cleared(path: Path) -> bool:
-    folder = path.expanduser()
+def _is_cleared(folder: Path) -> bool:
     check_left(folder)
     return is_cleared(folder)
 
 
 @contextlib.contextmanager
 def _store(path: Path, *, read_only: bool = False) -> Iterator[DiskStore]:
-    store = store_at(path.expanduser(), SystemClock(), read_only=read_only)
+    store = store_at(path, SystemClock(), read_only=read_only)
     try:
         yield store
     finally:

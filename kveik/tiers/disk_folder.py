@@ -205,15 +205,16 @@ def _tidy(plan: FolderPlan) -> None:
     beside(plan.folder / INDEX).unlink(missing_ok=True)
     if _blocks_bytes(plan.folder / _DAMAGED) > plan.damaged_bytes:
         (plan.folder / _DAMAGED).unlink()
-    ours = {slots_file(group) for group in range(len(plan.sizes))}
+    groups = len(plan.sizes)
+    ours = {slots_file(group) for group in range(groups)}
     for file in plan.folder.glob("records-*"):
-        if file.name not in ours and is_ours(file):
+        if file.name not in ours and is_ours(file, groups):
             file.unlink()
 
 
 def _blocks_bytes(file: Path) -> int:
-    """What a file takes on the disk, 0 where it is not there."""
+    """What a file takes on a disk, be it another one that a link leads to; 0 where it is not there."""
     try:
-        return file.lstat().st_blocks * 512
+        return file.stat().st_blocks * 512
     except OSError:
         return 0

@@ -15,7 +15,7 @@ from kveik.tiers.disk import DiskStore
 from kveik.tiers.disk_check import in_words
 from kveik.tiers.disk_files import FolderInUse, slots_file
 from kveik.tiers.disk_formats import LOOKED_AT_BYTES, formats_in
-from kveik.tiers.disk_owner import INDEX, LOCK, foreign_file, is_ours
+from kveik.tiers.disk_owner import INDEX, LOCK, foreign_file, groups_seen, is_ours
 from kveik.tiers.slots import slot_bytes
 
 
@@ -36,12 +36,21 @@ def check_left(folder: Path) -> None:
 
 def is_cleared(folder: Path) -> bool:
     """Whether a store was there, and nothing is left of it but its lock."""
-    return (folder / LOCK).exists() and not files_left(folder)
+    return (folder / LOCK).exists() and not files_left(folder, groups_in(folder))
 
 
-def files_left(folder: Path) -> list[Path]:
+def groups_in(folder: Path) -> int:
+    """Of the store in it, as its index says or, where that cannot be read, its files."""
+    try:
+        formats = formats_in(folder)
+    except Unreachable:
+        formats = None
+    return groups_seen(folder) if formats is None else len(formats)
+
+
+def files_left(folder: Path, groups: int) -> list[Path]:
     """A store's, but for its lock; the index first, for without it nothing is found in the others."""
-    found = [file for file in folder.iterdir() if is_ours(file) and file.name != LOCK]
+    found = [file for file in folder.iterdir() if is_ours(file, groups) and file.name != LOCK]
     return sorted(found, key=lambda file: file.name != INDEX)
 
 
@@ -60,7 +69,7 @@ def store_at(folder: Path, clock: Clock, *, read_only: bool = False) -> DiskStor
         if gone:
             # Who opens it to write would make them, and find nothing.
             raise Unreachable(f"The folder {folder} cannot be read: the file {gone[0]} is missing.")
-        files = sum(file.lstat().st_size for file in files_left(folder) if file.name != INDEX)
+        files = sum(file.stat().st_size for file in files_left(folder, len(formats)) if file.name != INDEX)
         bytes_most = 2 * (files + sum(slot_bytes(one.record_bytes) for one in formats)) + (1 << 30)
         store = DiskStore(folder, formats, bytes_most, clock, read_only=read_only, index_bytes=LOOKED_AT_BYTES)
     if store.useless or (store.trouble and not read_only):

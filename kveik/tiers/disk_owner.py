@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 from pathlib import Path
@@ -36,6 +37,16 @@ def check_owner(folder: Path, groups: int = 1) -> None:
             raise Unreachable(
                 f"{file.name} in the folder {folder} is {kind}, where a kveik server has a plain file; move it away."
             )
+        if file.name not in (INDEX, f"{INDEX}.new", f"{INDEX}.damaged"):
+            check_link(file)
+
+
+def check_link(file: Path) -> None:
+    """Raises Unreachable where a store's file is a link to somebody else's, which would be written over."""
+    if file.is_symlink() and file.is_file() and not _holds_ours(file):
+        raise Unreachable(
+            f"{file.name} in the folder {file.parent} is a link to a file that no kveik server has written; move it away."
+        )
 
 
 def foreign_file(folder: Path) -> str | None:
@@ -55,9 +66,30 @@ def foreign_file(folder: Path) -> str | None:
     return foreign[0] if foreign else None
 
 
-def is_ours(file: Path) -> bool:
-    """Whether a file in a store's folder has a name that stores give, of whatever version."""
-    return _OURS.fullmatch(file.name) is not None and not file.is_dir()
+def is_ours(file: Path, groups: int) -> bool:
+    """Whether a file in a store's folder is the store's, which has so many groups, or was one's of whatever version.
+
+    In a store's folder its names are proof enough, but not behind a link, which may lead anywhere; and a number that it has no
+    group for may be anybody's: there, only a plain file that has records, or nothing.
+    """
+    if not _OURS.fullmatch(file.name) or file.is_dir():
+        return False
+    if file.name.startswith("records-") and file.name not in map(slots_file, range(groups)):
+        return not file.is_symlink() and _holds_ours(file)
+    return not file.is_symlink() or _holds_ours(file)
+
+
+def groups_seen(folder: Path) -> int:
+    """Of which there are slots, where no index can say of how many; one at least."""
+    return next(group for group in itertools.count() if not _holds_ours(folder / slots_file(group))) or 1
+
+
+def _holds_ours(file: Path) -> bool:
+    """Whether it is a plain file, or a link to one, with nothing in it that a store has not written."""
+    try:
+        return file.is_file() and (_is_proof(file) or _is_nothing(file))
+    except OSError:
+        return False
 
 
 def _files(folder: Path) -> list[Path]:

@@ -157,19 +157,20 @@ def test_a_folder_with_an_index_that_cannot_be_read_is_emptied_of_our_files_alon
     (tmp_path / "index").unlink()
     if head is not None:
         (tmp_path / "index").write_bytes(head)
-    for name in ("index.damaged", "index.new", "records-7"):
+    for name in ("index.damaged", "index.new"):
         (tmp_path / name).write_bytes(bytes(5000))
-    for name in ("notes.txt", "records-of-mine"):
-        (tmp_path / name).write_text("mine")
-    (tmp_path / "records-8").mkdir()
+    (tmp_path / "records-7").write_bytes((tmp_path / "records-0").read_bytes())
+    theirs = ["notes.txt", "records-2024", "records-8", "records-of-mine"]
+    for name in theirs:
+        (tmp_path / name).mkdir() if name == "records-8" else (tmp_path / name).write_text("mine")
     taken = sum(
         file.stat().st_blocks * 512 for file in tmp_path.iterdir() if file.name.startswith(("index", "records-0", "records-7"))
     )
     assert run(["cache", "clear", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{taken:,} bytes freed; the records in them could not be counted\n"
-    assert "notes.txt, records-8, records-of-mine" in shown.err
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["lock", "notes.txt", "records-8", "records-of-mine"]
+    assert ", ".join(theirs) in shown.err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lock", *theirs]
     store = a_store(tmp_path)
     assert (store.records, store.trouble) == (5, None)
     store.close()
@@ -309,3 +310,17 @@ def test_a_link_that_leads_nowhere_is_listed_over_and_left(capsys: pytest.Captur
     assert run(["cache", "clear", str(tmp_path)]) == 0
     assert "left: foo" in capsys.readouterr().err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["foo", "lock"]
+
+
+@pytest.mark.parametrize("command", [*LOOKING, ["clear"]], ids=" ".join)
+def test_a_path_that_names_no_folder_is_refused_and_not_taken_for_the_one_at_hand(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_store(tmp_path).close()
+    monkeypatch.chdir(tmp_path)
+    for path, cause in (("", "it is empty; it must be a folder"), ("~nobody-of-that-name/kv", "there is no such user")):
+        assert run(["cache", *command, path]) == 2
+        shown = capsys.readouterr()
+        assert (shown.out, cause in shown.err) == ("", True)
+    assert (tmp_path / "index").exists()
+    assert run(["cache", "ls", "."]) == 0

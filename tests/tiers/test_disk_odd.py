@@ -100,8 +100,8 @@ def test_a_link_that_leads_nowhere_is_in_nobodys_way(tmp_path: Path, name: str) 
     assert read(found, range(9)) == payloads(range(9))
     found.close()
     cleared = clear_folder(tmp_path, StepClock())
-    assert (cleared.records, cleared.others) == (9, ("foo",) if name == "foo" else ())
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted({"lock", name} & {"lock", "foo"})
+    assert (cleared.records, cleared.others) == (9, (name,))
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["lock", name])
 
 
 @pytest.mark.parametrize("first", [0, 3])
