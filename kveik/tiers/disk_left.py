@@ -25,6 +25,8 @@ def check_left(folder: Path) -> None:
         if not folder.is_dir():
             raise Unreachable(f"{folder} is a file, not a folder." if folder.exists() else f"There is no folder {folder}.")
         next(folder.iterdir(), None)
+        # Who may list a folder need not be allowed to enter it; then this raises.
+        (folder / INDEX).exists()
     except OSError as error:
         raise Unreachable(f"The folder {folder} cannot be read: {in_words(error)}.") from error
     if name := foreign_file(folder):

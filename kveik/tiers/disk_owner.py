@@ -43,7 +43,12 @@ def check_owner(folder: Path, groups: int = 1) -> None:
 
 def check_link(file: Path) -> None:
     """Raises Unreachable where a store's file is a link to somebody else's, which would be written over."""
-    if file.is_symlink() and file.is_file() and not _holds_ours(file):
+    try:
+        foreign = file.is_symlink() and file.is_file() and not _holds_ours(file)
+    except OSError:
+        # Where the folder cannot be entered, nothing is written either.
+        return
+    if foreign:
         raise Unreachable(
             f"{file.name} in the folder {file.parent} is a link to a file that no kveik server has written; move it away."
         )

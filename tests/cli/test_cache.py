@@ -266,6 +266,22 @@ def test_a_folder_that_cannot_be_read_is_told_with_the_reason(
     assert f"The folder {tmp_path} cannot be read: Permission denied." in refusal(command, tmp_path, capsys)
 
 
+@pytest.mark.parametrize("command", [*LOOKING, ["clear"]], ids=" ".join)
+def test_a_folder_that_can_be_listed_and_not_entered_is_told_with_the_reason(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_store(tmp_path).close()
+    stat = Path.stat
+
+    def refuse(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if self.parent == tmp_path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return stat(self, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert f"The folder {tmp_path} cannot be read: Permission denied." in refusal(command, tmp_path, capsys)
+
+
 def test_clearing_where_nothing_is_makes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["cache", "clear", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "0 records removed, 0 bytes freed\n"
