@@ -73,7 +73,7 @@ class Traffic:
             served = closed and all(self.told[what] > before.get(what, 0) for what in ("loaded", "stored"))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_server_that_comes_and_goes_in_the_middle_of_traffic(seed: int) -> None:
     chance = random.Random(seed)
     with running() as server:
