@@ -12,7 +12,7 @@ server answers, nothing is raised.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,8 @@ class RemoteStore:
         self.capacity_bytes = limits.capacity_bytes
         self._troubles: dict[bool, str | None] = {False: None, True: None}
         """With reading and with writing."""
+        self._bytes_failed = 0
+        """Of the largest command of a write that went wrong, for as long as there is trouble with writing."""
         self._limits = limits
         self._clock = clock
         self.formats: Sequence[RecordFormat] = tuple(formats)
@@ -164,9 +166,12 @@ class RemoteStore:
             lost = _is_lost(answers)
 
     def serves(self, *, writing: bool) -> bool:
-        """With a name that is no record's, which is gone at once."""
+        """With a name that is no record's, which is gone at once. Where a write went wrong, one as large is tried."""
         if writing:
-            [answer] = self._ask([(b"SET", CHECKED, b"", b"PX", b"1")], _is_ok, writing=True)
+            [answer] = self._ask([_trial(self._bytes_failed)], _is_ok, writing=True)
+            if _is_ok(answer):
+                # A server takes its time over what has expired, and there may be no room for anything else.
+                self._ask([(b"UNLINK", CHECKED)], _is_count, writing=True, proves=False)
             return _refusal(answer) is not Refusal.FAILED
         [answer] = self._ask([(b"GETRANGE", CHECKED, b"0", b"0")], _is_value)
         return not isinstance(answer, Exception)
@@ -196,7 +201,7 @@ class RemoteStore:
         return b"UNLINK", self._name(key)
 
     def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False, proves: bool = True) -> list[Any]:
-        """The answer to each, or an exception, in one round trip. `proves`: that it goes well ends a trouble."""
+        """The answer to each, or an exception, in one round trip. `proves`: that it goes well may end a trouble."""
         if not commands:
             return []
         now = self._clock.now()
@@ -212,12 +217,21 @@ class RemoteStore:
         for (key, entry), answer in zip(looked_for, rest[len(removed) :], strict=True):
             if answer == 0:
                 self._written.missing(key, entry)
-        failed = next((answer for answer in own if isinstance(answer, Exception) and not _is_other_type(answer)), None)
-        lost = answers[-1] if _is_lost(answers) else None
-        trouble = _trouble(failed or lost)
-        if proves or trouble is not None:
-            self._troubles[writing] = trouble
+        wrong = {at: one for at, one in enumerate(own) if isinstance(one, Exception) and not _is_other_type(one)}
+        trouble = _trouble(next(iter(wrong.values()), answers[-1] if _is_lost(answers) else None))
+        if writing:
+            self._judge_write([_bytes(one) for one in commands], wrong, trouble, proves=proves)
+        else:
+            self._troubles[False] = trouble
         return own
+
+    def _judge_write(self, sizes: Sequence[int], wrong: Iterable[int], trouble: str | None, *, proves: bool) -> None:
+        """What is smaller than what went wrong may fit where that does not, which proves nothing."""
+        if trouble is not None:
+            self._troubles[True] = trouble
+            self._bytes_failed = max([self._bytes_failed, *(sizes[at] for at in wrong)])
+        elif proves and max(sizes) >= self._bytes_failed:
+            self._troubles[True], self._bytes_failed = None, 0
 
     def _chores(self, now: float) -> tuple[list[tuple[RecordKey, Entry]], list[tuple[RecordKey, Entry]]]:
         """What is removed and what is looked for on this occasion, so that the books agree with what the server has."""
@@ -232,6 +246,16 @@ def _trouble(error: Exception | None) -> str | None:
     if error is None:
         return None
     return error.why if isinstance(error, Unanswered) else f"refuses ({type(error).__name__})"
+
+
+def _trial(size: int) -> Command:
+    """To write so many bytes at least, which expire at once."""
+    around = b"SET", CHECKED, b"PX", b"1"
+    return b"SET", CHECKED, bytes(max(size - _bytes(around), 0)), b"PX", b"1"
+
+
+def _bytes(command: Command) -> int:
+    return sum(len(part) for part in command)
 
 
 def _is_lost(answers: Sequence[Any]) -> bool:

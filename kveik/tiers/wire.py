@@ -2,7 +2,8 @@
 
 The connections are those of redis-py, which finds the server, signs in and speaks TLS. What it leaves open is closed here:
 
-    time     an exchange has one deadline, whatever trickles in or is not read; that holds for connecting as well
+    time     an exchange has one deadline, whatever trickles in or is not read; that holds for connecting as well, and not for
+             looking up the host's name, which takes as long as the system's resolver does
     bytes    an answer is one line, or one value up to a size; anything else is not read
     order    an answer that does not fit, or that nobody asked for, ends the connection: what follows is not trusted either
 """
@@ -94,6 +95,9 @@ class Wire:
                 raise Nonsense
             if more is None:
                 self._free.append(connection)
+            else:
+                # It has answered, and hung up.
+                connection.disconnect()
         except Exception as error:
             # A server may send anything, and what the client makes of that may be anything.
             if connection is not None:

@@ -150,6 +150,50 @@ def test_a_server_without_room_is_full_and_still_read() -> None:
         store.close()
 
 
+def test_a_server_that_stays_full_is_in_trouble_until_it_has_room_for_a_record() -> None:
+    form = format_of(0, 700_000)
+    one = (key_of(1000), memoryview(record_of(1000, form)))
+    with running("--maxmemory", "10mb", "--maxmemory-policy", "noeviction") as server:
+        store = RemoteStore(server.url, [form], LIMITS, StepClock())
+        while store.put_many([(key_of(store.records), one[1])]) == [None]:
+            pass
+        kept = store.records
+        for _ in range(10):
+            assert store.serves(writing=True)
+            assert store.trouble == "refuses (OutOfMemoryError)"
+            assert store.put_many([one]) == [Refusal.FULL]
+        server.tell("DEL", *(store._name(key_of(number)) for number in range(2)))
+        assert store.serves(writing=True)
+        assert store.trouble is None
+        # The check has left the room to records, at once.
+        assert server.tell("EXISTS", "kveik:check") == 0
+        assert store.put_many([one]) == [None]
+        assert kept > 5
+        store.close()
+
+
+@pytest.mark.parametrize("bound", ["maxmemory", "proto-max-bulk-len"])
+def test_what_is_smaller_than_what_was_not_stored_ends_no_trouble(bound: str) -> None:
+    small, large = format_of(0, 1000), format_of(1, 4 << 20)
+    with running() as server:
+        store = RemoteStore(server.url, [small, large], LIMITS, StepClock())
+        assert store.put_many([(key_of(1, 1), record_of(1, large))]) == [None]
+        unbound = server.client.config_get(bound)[bound]
+        used = server.tell("INFO", "memory")["used_memory"] if bound == "maxmemory" else 0
+        server.tell("CONFIG", "SET", bound, used + (2 << 20))
+        assert store.put_many([(key_of(2, 1), record_of(2, large))]) != [None]
+        for number in range(3):
+            # It may hang up after what was too long for it.
+            assert any(store.put_many([(key_of(number), record_of(number, small))]) == [None] for _ in range(3))
+            assert store.trouble is not None
+            store.serves(writing=True)
+            assert store.trouble is not None
+        server.tell("CONFIG", "SET", bound, unbound)
+        assert store.put_many([(key_of(2, 1), record_of(2, large))]) == [None]
+        assert store.trouble is None
+        store.close()
+
+
 def test_a_server_that_is_killed_frozen_and_restarted_costs_misses_only() -> None:
     with running() as server:
         store, impatient = store_on(server), store_on(server, IMPATIENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pytest
 from kveik.clock import SystemClock
 from kveik.tiers.record import Miss, Refusal
 from kveik.tiers.remote import RemoteLimits, RemoteStore
+from kveik.tiers.wire import Wire
 from tests.tiers.odd_server import HANG_UP, Answered, Keeper
 from tests.tiers.records import FORMATS, key_of, pairs, payloads, read
 from tests.tiers.redis_server import free_port, running
@@ -106,6 +108,27 @@ def test_a_server_that_hangs_up_after_its_answer_has_answered(store: RemoteStore
         hung_up(store)
     assert store.trouble is None
     assert keeper.connections == 6
+
+
+def test_a_server_that_hangs_up_after_its_answer_costs_no_descriptor(keeper: Keeper) -> None:
+    def late(answer: object) -> bool:
+        # The server has hung up by then.
+        time.sleep(0.05)
+        return answer == b"OK"
+
+    keeper.answered = lambda command, answer: [answer, HANG_UP]
+    with keeper.serving() as url:
+        wire = Wire(url, 10.0, 100, SystemClock())
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(list(Path("/proc/self/fd").iterdir()))
+            for _ in range(5):
+                assert wire.exchange([(b"PING",)], [late]) == [b"OK"]
+            assert len(list(Path("/proc/self/fd").iterdir())) == before
+        finally:
+            gc.enable()
+            wire.close()
 
 
 def test_what_is_stored_by_a_server_that_is_out_of_step_stays_bounded(keeper: Keeper) -> None:
