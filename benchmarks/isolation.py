@@ -36,9 +36,9 @@ Times = NDArray[np.float64]
 class Engine:
     """Who asks, and how long it takes."""
 
-    def __init__(self, model: str, place: str, folder: Path) -> None:
+    def __init__(self, model: str, place: str, folder: Path, prompts: int) -> None:
         below = {
-            "pool": {"num_gpu_blocks_override": 4096},
+            "pool": {"num_gpu_blocks_override": prompts * (PROMPT // 16 + 1) + BLOCKS},
             "ram": {"num_gpu_blocks_override": BLOCKS, "kv_ram_bytes": 2 << 30},
             "disk": {"num_gpu_blocks_override": BLOCKS, "kv_disk": str(folder / "kv"), "kv_disk_bytes": 4 << 30},
         }
@@ -79,7 +79,7 @@ class Probe:
 def probe(model: str, place: str, count: int) -> Probe:
     chance = random.Random(place)
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(model, place, Path(folder))
+        engine = Engine(model, place, Path(folder), 3 * count + 8)
         draw = lambda: [chance.randrange(1000, 30_000) for _ in range(PROMPT)]  # noqa: E731  # one line, used thrice
         others, nobodys, own = ([draw() for _ in range(count)] for _ in range(3))
         for victim, mine in zip(others, own, strict=True):

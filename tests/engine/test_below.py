@@ -329,7 +329,12 @@ def test_a_tier_that_would_hold_nothing_is_refused_with_what_would_do(model: str
 
 @pytest.mark.parametrize(
     ("cache", "kind"),
-    [({"kv_disk": "/proc/kv"}, BadValue), ({"kv_remote": "nowhere"}, BadValue), ({"kv_remote": "redis://a"}, Unsupported)],
+    [
+        ({"kv_disk": "/proc/kv"}, BadValue),
+        ({"kv_disk": "~nobody-here/kv"}, BadValue),
+        ({"kv_remote": "nowhere"}, BadValue),
+        ({"kv_remote": "redis://a"}, Unsupported),
+    ],
 )
 def test_tiers_that_cannot_be_are_refused_before_a_model_is_read(
     model: str, cache: dict[str, object], kind: type[KveikError], monkeypatch: pytest.MonkeyPatch
@@ -340,7 +345,9 @@ def test_tiers_that_cannot_be_are_refused_before_a_model_is_read(
     monkeypatch.setattr(build, "open_model", read_model)
     if kind is Unsupported:
         monkeypatch.setattr(wire, "redis", None)
-    with pytest.raises(kind, match="--kv-disk /proc/kv" if "kv_disk" in cache else "remote"):
+    with pytest.raises(
+        kind, match="--kv-disk (/proc/kv|is ~nobody-here/kv; there is no such user)" if "kv_disk" in cache else "remote"
+    ):
         opened(model, **cache)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kveik.errors import ModelBroken, Unreachable
+from kveik.errors import BadValue, ModelBroken, Unreachable
 from kveik.model import catalogue
 from kveik.model.catalogue import CATALOGUE, CatalogueEntry, PullProgress, fetched_file, find_model, home_folder, pull
 from kveik.model.wheels import pip_error
@@ -329,6 +329,8 @@ def test_a_catalogue_name_goes_before_a_folder_of_that_name(tmp_path: Path, monk
 def test_the_home_folder_follows_the_environment() -> None:
     assert home_folder({"KVEIK_HOME": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
     assert home_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/kveik")
+    with pytest.raises(BadValue, match="KVEIK_HOME"):
+        home_folder({"KVEIK_HOME": "~nobody-here/kveik"})
     assert home_folder({}) == Path("~/.cache/kveik").expanduser()
 
 
