@@ -79,7 +79,7 @@ class Probe:
 def probe(model: str, place: str, count: int) -> Probe:
     chance = random.Random(place)
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(model, place, Path(folder), 3 * count + 8)
+        engine = Engine(model, place, Path(folder), 4 * count + 8)
         draw = lambda: [chance.randrange(1000, 30_000) for _ in range(PROMPT)]  # noqa: E731  # one line, used thrice
         others, nobodys, own = ([draw() for _ in range(count)] for _ in range(3))
         for victim, mine in zip(others, own, strict=True):
