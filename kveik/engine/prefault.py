@@ -41,11 +41,12 @@ def first_bytes(pool: Sequence[Tensor], block_size: int, max_model_len: int, mos
 def prefault(
     pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool] | None = None
 ) -> threading.Thread:
-    """A thread that has begun to make the pages of so many bytes of each, and ends when all are there or the system does not
-    know how. `advise(address, bytes)`: the system.
+    """A thread that has begun to make the pages of so many bytes of each, and ends when all are there, when the system does not
+    know how, or when the process ends. `advise(address, bytes)`: the system.
     """
-    # The thread holds the tensors, and they their memory.
-    thread = threading.Thread(target=_make_pages, args=(pool, sizes, advise or _populate), name="kveik-prefault", daemon=True)
+    # The thread holds the tensors, and they their memory. The interpreter waits for it at its end: a thread that comes back
+    # from the system when there is no interpreter any more ends the process with an abort.
+    thread = threading.Thread(target=_make_pages, args=(pool, sizes, advise or _populate), name="kveik-prefault")
     thread.start()
     return thread
 
@@ -53,7 +54,7 @@ def prefault(
 def _make_pages(pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool]) -> None:
     for one, size in zip(pool, sizes, strict=True):
         for at in range(0, size, STEP):
-            if not advise(one.data_ptr() + at, min(STEP, size - at)):
+            if not threading.main_thread().is_alive() or not advise(one.data_ptr() + at, min(STEP, size - at)):
                 return
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,21 @@ def test_an_engine_provides_for_its_first_sequence(tmp_path: Path, monkeypatch: 
     assert sizes == first_bytes(pool, llm.loaded.config.cache.block_size, llm.loaded.max_model_len)
     assert all(0 < size <= one.nbytes for size, one in zip(sizes, pool, strict=True))
     llm.close()
+
+
+ENDS_AT_ONCE = """
+import atexit, time, torch
+from kveik.engine.prefault import STEP, prefault
+calls = []
+def advise(address, size):
+    calls.append(size)
+    time.sleep(0.02)
+    return True
+thread = prefault([torch.empty(1)], [500 * STEP], advise)
+atexit.register(lambda: print(thread.is_alive(), len(calls) < 500))
+"""
+
+
+def test_a_process_that_ends_meanwhile_waits_for_a_step_of_it_and_not_for_all() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False True\n", "")
