@@ -95,10 +95,13 @@ def _lines(interactive: bool) -> Iterator[str]:
     while True:
         try:
             line = input("> " if interactive else "").strip()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, KeyboardInterrupt) as error:
             if interactive:
                 # The shell's own prompt should not stand behind ours.
                 sys.stdout.write("\n")
+            elif isinstance(error, KeyboardInterrupt):
+                # Nobody who types leaves the chat: a program is interrupted.
+                raise
             return
         if line == "/exit":
             return
