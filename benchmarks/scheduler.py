@@ -28,8 +28,8 @@ import torch
 from benchmarks.command import run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup, blocks_for
-from kveik.cache.ledger import CacheLedger
 from kveik.clock import SystemClock
 from kveik.config import ScheduleConfig, StreamConfig
 from kveik.engine.engine import Engine
@@ -137,11 +137,11 @@ class Bench:
         limits = ScheduleConfig(
             max_num_seqs=count, max_num_batched_tokens=65_536, prefill_chunk_size=65_536, max_waiting=count + 1
         )
-        self.ledger = CacheLedger(groups, [blocks], block_size=BLOCK, rows=count, max_model_len=limit, max_chunk=65_536)
-        self.scheduler = Scheduler(self.ledger, limits, limit, frozenset({0}))
+        self.kv_cache = KVCacheManager(groups, [blocks], block_size=BLOCK, rows=count, max_model_len=limit, max_chunk=65_536)
+        self.scheduler = Scheduler(self.kv_cache, limits, limit, frozenset({0}))
         model: Any = NoModel(count)
         tokenizer: Any = NoTokenizer()
-        executor = ModelExecutor(model, model, model, self.ledger.tables, groups, BLOCK)
+        executor = ModelExecutor(model, model, model, self.kv_cache.tables, groups, BLOCK)
         bus = EventBus()
         bus.subscribe(Metrics(facts_without_model("bfloat16", BLOCK)).listen)
         self.engine = Engine(self.scheduler, executor, SystemClock(), Recorder(bus, self.scheduler), seed=0)

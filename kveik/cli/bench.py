@@ -14,7 +14,7 @@ from kveik.cli.command import WIDTH, Command
 from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, Settings, takes
 from kveik.cli.say import say
-from kveik.engine.throughput import Throughput, measure
+from kveik.measure.throughput import Throughput, measure
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH)
 

@@ -17,11 +17,11 @@ from kveik.cli.command import single
 from kveik.cli.fetch import with_model
 from kveik.cli.interrupts import interruptible
 from kveik.cli.options import ENGINE, Settings, takes
-from kveik.engine.evaluate import EvaluationProgress, Task
-from kveik.engine.evaluate import evaluate as measure
-from kveik.engine.evaluation import Evaluation
-from kveik.engine.verdict import quality_sentence, sampling_sentence
 from kveik.errors import BadValue
+from kveik.measure.evaluate import EvaluationProgress, Task
+from kveik.measure.evaluate import evaluate as measure
+from kveik.measure.evaluation import Evaluation
+from kveik.measure.verdict import quality_sentence, sampling_sentence
 from kveik.text.heldout import heldout_text
 from kveik.words import counted
 

@@ -7,10 +7,10 @@ import typer
 from kveik.cli.command import single
 from kveik.cli.fetch import fetch_model
 from kveik.cli.options import ENGINE, Settings, takes
-from kveik.engine.below import check_below, lines_below
 from kveik.engine.expected import expected_weight_bytes
 from kveik.engine.planner import plan_model
 from kveik.model.weights import open_model
+from kveik.offload.open_tiers import check_below, lines_below
 
 
 @takes(*ENGINE)

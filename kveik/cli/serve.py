@@ -12,8 +12,8 @@ from kveik.cli.fetch import with_model
 from kveik.cli.options import ENGINE, SERVER, Settings, takes
 from kveik.cli.say import say
 from kveik.config import CacheConfig, ModelConfig, ServerConfig
-from kveik.engine.accounts import CacheStats, cache_stats, reset_cache, tier_status
 from kveik.engine.build import LoadedEngine, open_engine
+from kveik.engine.cache_stats import CacheStats, cache_stats, reset_cache, tier_status
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import learnt_path, load_learnt, save_learnt
 from kveik.engine.loop import EngineLoop
@@ -55,7 +55,7 @@ def serve(settings: Settings) -> None:
     loaded = open_engine(config, log.info, shares=shares)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
     learnt, scheduler = learnt_path(config.cache, loaded.fingerprint), loaded.engine.scheduler
-    if load_learnt(learnt, scheduler.ledger.evictor, scheduler.below.costs):
+    if load_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below.costs):
         log.info("eviction goes on from what was learnt before: %s", learnt)
     names = server.served_model_name or (own_name(model.model),)
     loop.start()
@@ -69,7 +69,7 @@ def serve(settings: Settings) -> None:
     finally:
         loop.stop()
         loaded.close(server.drain_seconds)
-        save_learnt(learnt, scheduler.ledger.evictor, scheduler.below.costs)
+        save_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below.costs)
         # What is frozen is not collected at the end either, and the native module complains of all that is left of it.
         gc.unfreeze()
 
@@ -116,7 +116,7 @@ def _reset(engine: Engine) -> CacheStats:
 
 def _counts(scheduler: Scheduler) -> Mapping[str, int | float]:
     """The page's live numbers. Read beside the step loop, so that two of them may be a step apart."""
-    groups = scheduler.ledger.usage
+    groups = scheduler.kv_cache.usage
     queries = scheduler.prefix_queries
     return {
         "running": scheduler.running,

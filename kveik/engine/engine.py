@@ -14,8 +14,8 @@ import numpy as np
 from kveik.clock import Clock
 from kveik.engine.record import Recorder
 from kveik.engine.stream import TokenEvent
-from kveik.engine.transfers import Transfers
 from kveik.errors import NonFiniteLogits, Overloaded, StepFailed
+from kveik.offload.carrier import Transfers
 from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
 from kveik.schedule.plan import PromptLogprobs, Settled, StepOutcome, StepPlan
@@ -187,7 +187,7 @@ class Engine:
 
     def learn(self) -> None:
         """Let the cache draw conclusions from what it has seen: milliseconds now and then, for between two steps."""
-        self.scheduler.ledger.evictor.learn()
+        self.scheduler.kv_cache.evictor.learn()
 
     def _sampling_in(self, plan: StepPlan) -> tuple[Sequence, ...]:
         ids = plan.sampling_ids

@@ -113,5 +113,5 @@ class Recorder:
 
     def _load(self) -> Load:
         scheduler = self._scheduler
-        blocks = tuple(BlockCounts(usage.free, usage.cached, usage.held) for usage in scheduler.ledger.usage)
+        blocks = tuple(BlockCounts(usage.free, usage.cached, usage.held) for usage in scheduler.kv_cache.usage)
         return Load(scheduler.running, scheduler.waiting, blocks)

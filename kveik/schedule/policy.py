@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kveik.config import ScheduleConfig
 from kveik.request.sequence import Sequence
-from kveik.schedule.queue import Order
+from kveik.schedule.waiting_queue import Order
 
 
 class Policy(Protocol):
@@ -21,7 +21,7 @@ class Policy(Protocol):
         """Running sequences that are behind (given in order of admission), in the order in which they get prompt tokens."""
         ...
 
-    def yielder(self, running: Iterable[Sequence]) -> Sequence:
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
         """Which of these gives its blocks up when there is none left."""
         ...
 
@@ -39,31 +39,31 @@ class FirstCome:
     def feeding_order(self, prefills: Iterable[Sequence]) -> list[Sequence]:
         return list(prefills)
 
-    def yielder(self, running: Iterable[Sequence]) -> Sequence:
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
         return max(running, key=lambda sequence: sequence.admission)
 
     def may_displace(self, waiting: Sequence, running: Sequence) -> bool:
         return False
 
 
-class PriorityWithAgeing:
-    """Lower `priority` first; every `ageing` seconds of age count as one level.
+class PriorityWithAging:
+    """Lower `priority` first; every `aging` seconds of age count as one level.
 
-    A sequence's urgency at time t is priority - (t - arrived) / ageing. The difference of two urgencies does not change with
-    t, so priority + arrived / ageing is a fixed order, and nothing needs sorting again. A sequence of priority p is passed by
-    one of priority q < p only if that one comes less than (p - q) * ageing seconds later: so its wait is bounded.
+    A sequence's urgency at time t is priority - (t - arrived) / aging. The difference of two urgencies does not change with
+    t, so priority + arrived / aging is a fixed order, and nothing needs sorting again. A sequence of priority p is passed by
+    one of priority q < p only if that one comes less than (p - q) * aging seconds later: so its wait is bounded.
     """
 
-    def __init__(self, ageing: float) -> None:
-        self._ageing = ageing
+    def __init__(self, aging: float) -> None:
+        self._aging = aging
 
     def order(self, sequence: Sequence) -> Order:
-        return (sequence.request.priority + sequence.arrived / self._ageing, sequence.id)
+        return (sequence.request.priority + sequence.arrived / self._aging, sequence.id)
 
     def feeding_order(self, prefills: Iterable[Sequence]) -> list[Sequence]:
         return sorted(prefills, key=self.order)
 
-    def yielder(self, running: Iterable[Sequence]) -> Sequence:
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
         return max(running, key=self.order)
 
     def may_displace(self, waiting: Sequence, running: Sequence) -> bool:
@@ -74,5 +74,5 @@ class PriorityWithAgeing:
 def policy_for(limits: ScheduleConfig) -> Policy:
     """The policy that the configuration names."""
     if limits.scheduling_policy == "priority":
-        return PriorityWithAgeing(limits.priority_ageing_seconds)
+        return PriorityWithAging(limits.priority_aging_seconds)
     return FirstCome()

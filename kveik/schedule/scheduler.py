@@ -16,21 +16,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from kveik.cache.cost import Costs
 from kveik.cache.eviction.policy import Retention
-from kveik.cache.ledger import CacheLedger
-from kveik.cache.match import PrefixMatch
+from kveik.cache.kv_cache_manager import KVCacheManager
+from kveik.cache.prefix_match import PrefixMatch
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
+from kveik.offload.cost import Costs
+from kveik.offload.loads import Loads
 from kveik.request.sequence import FinishReason, Sequence, Status
-from kveik.schedule.below import BelowPool
 from kveik.schedule.draft import Draft
 from kveik.schedule.plan import Chunk, Settled, StepOutcome, StepPlan
 from kveik.schedule.policy import policy_for
-from kveik.schedule.queue import WaitingLine
-from kveik.schedule.roster import Roster
 from kveik.schedule.rows import line_up
+from kveik.schedule.running_batch import RunningBatch
 from kveik.schedule.tally import Tally
+from kveik.schedule.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -38,22 +38,22 @@ class Scheduler:
 
     def __init__(
         self,
-        ledger: CacheLedger,
+        kv_cache: KVCacheManager,
         limits: ScheduleConfig,
         max_model_len: int,
         eos_ids: frozenset[int] = frozenset(),
         costs: Costs | None = None,
     ) -> None:
-        """The ledger was made for these limits: its rows, context and largest chunk bound what is decided here. `costs`: of
-        loading from the tiers below the pool, where there are any.
+        """The KV cache manager was made for these limits: its rows, context and largest chunk bound what is decided here.
+        `costs`: of loading from the tiers below the pool, where there are any.
         """
-        assert ledger.rows <= limits.max_num_seqs, "the ledger has more rows than sequences may run"
-        assert max_model_len <= ledger.max_model_len, "the ledger's tables are shorter than the context"
+        assert kv_cache.rows <= limits.max_num_seqs, "the KV cache manager has more rows than sequences may run"
+        assert max_model_len <= kv_cache.max_model_len, "the KV cache manager's tables are shorter than the context"
         cap = limits.long_prefill_token_threshold or limits.prefill_chunk_size
         largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
-        assert largest <= ledger.max_chunk, "the ledger's windowed groups count with smaller chunks"
-        self.ledger = ledger
-        self.below = BelowPool(ledger, costs)
+        assert largest <= kv_cache.max_chunk, "the KV cache manager's windowed groups count with smaller chunks"
+        self.kv_cache = kv_cache
+        self.below = Loads(kv_cache, costs)
         self.prefix_queries = 0
         """Prompt tokens of all sequences admitted so far, each sequence counted once."""
 
@@ -64,10 +64,10 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._eos_ids = eos_ids
         self._policy = policy_for(limits)
-        self._line = WaitingLine()
+        self._line = WaitingQueue()
         self._alive: dict[int, Sequence] = {}
         self._ended: dict[int, Sequence] = {}
-        self._decodes = Roster(ledger.rows)
+        self._decodes = RunningBatch(kv_cache.rows)
         self._prefills: dict[int, Sequence] = {}
         self._admissions = 0
         # True while nothing has changed since an admission pass found nobody who fits: no need to try again every step.
@@ -108,8 +108,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises PromptTooLong or Overloaded, and has changed nothing then.
 
-        Prompt and `max_tokens` together are at most `max_model_len`, and the ledger has blocks for that many tokens of one
-        sequence in every group: so whatever is queued can run.
+        Prompt and `max_tokens` together are at most `max_model_len`, and the KV cache manager has blocks for that many tokens
+        of one sequence in every group: so whatever is queued can run.
         """
         request, sampling = sequence.request, sequence.sampling
         wanted = sequence.prompt_length + sampling.max_tokens
@@ -123,7 +123,7 @@ class Scheduler:
         sequence.stop_length = sequence.prompt_length + sampling.min_tokens
         sequence.stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         self._alive[sequence.id] = sequence
-        self.ledger.open(
+        self.kv_cache.open(
             sequence.id,
             sequence.tokens,
             request=request.id,
@@ -154,7 +154,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """Decide the next step, and take and give the blocks for it. `now`: seconds on the engine's clock."""
         self._ended.clear()
-        self.ledger.evictor.now = now
+        self.kv_cache.evictor.now = now
         self.below.expire(now)
         if any([self.below.take_news(), self._line.parked and self._line.wake(self._awaited)]):
             self._hopeless = False
@@ -168,7 +168,7 @@ class Scheduler:
             self._hopeless = False
             if not draft.short and not draft.admitted:
                 self._admit(draft, now)
-        line_up(self.ledger, self._alive, self._decodes, draft.counts)
+        line_up(self.kv_cache, self._alive, self._decodes, draft.counts)
         plan = draft.plan(self._decodes.decodes())
         assert not plan.empty or not self._alive or self.below.loading, "sequences are alive and none of them makes progress"
         return plan
@@ -177,13 +177,13 @@ class Scheduler:
         """Take over what the step brought; the outcome has one token per chunk that samples, in the plan's order."""
         assert len(outcome.tokens) == len(plan.sampling_ids), "the outcome is not this plan's"
         tally = Tally(now)
-        self.ledger.evictor.now = now
+        self.kv_cache.evictor.now = now
         self._settle_decodes(plan.decodes, outcome, tally)
         self._settle_prefills(plan, outcome, tally)
         return tally.settled()
 
     def check(self) -> None:
-        """Every sequence is in one place, and agrees with the ledger: O(blocks). Raises AssertionError."""
+        """Every sequence is in one place, and agrees with the KV cache manager: O(blocks). Raises AssertionError."""
         running = {one.id for one in self.running_sequences()}
         assert len(running) == self.running, "a sequence runs twice"
         assert len(running) + len(self._line) == len(self._alive), "a sequence is lost"
@@ -193,11 +193,11 @@ class Scheduler:
             assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.end_length
             assert sequence.computed <= sequence.capacity
         self._decodes.check()
-        assert self.ledger.filling <= self._prefills.keys(), "a decode still claims or reserves what it has computed"
+        assert self.kv_cache.filling <= self._prefills.keys(), "a decode still claims or reserves what it has computed"
         assert len(running) <= self._limits.max_num_seqs
         self._line.check()
         self.below.check(self._alive.keys() - running)
-        self.ledger.check()
+        self.kv_cache.check()
 
     # Parts of plan.
 
@@ -210,16 +210,16 @@ class Scheduler:
                 decodes.give_room(place, sequence.capacity)
 
     def _secure(self, sequence: Sequence, length: int, draft: Draft) -> bool:
-        """Room for `length` tokens, from whoever must give way; False where that is the sequence itself."""
-        while self.ledger.reach(sequence.id) < length:
+        """GroupCapacity for `length` tokens, from whoever must give way; False where that is the sequence itself."""
+        while self.kv_cache.reach(sequence.id) < length:
             if self.below.give_way():
                 continue
             draft.short = True
-            victim = self._policy.yielder(self.running_sequences())
+            victim = self._policy.victim(self.running_sequences())
             self._preempt(victim, draft)
             if victim is sequence:
                 return False
-        sequence.capacity = self.ledger.grow(sequence.id, length)
+        sequence.capacity = self.kv_cache.grow(sequence.id, length)
         return True
 
     def _feed_prefills(self, draft: Draft, now: float) -> None:
@@ -234,7 +234,7 @@ class Scheduler:
         count = self._count(sequence, draft)
         start = sequence.computed
         if start + count > sequence.capacity:
-            reach = self.ledger.reach(sequence.id)
+            reach = self.kv_cache.reach(sequence.id)
             if not self._secure(sequence, min(start + count, max(reach, start + 1)), draft):
                 return
         draft.give(sequence, min(count, sequence.capacity - start))
@@ -269,8 +269,8 @@ class Scheduler:
             if sequence.id in draft.preempted:
                 return  # It gave way in this very step, and those behind it are no more urgent.
             limit = sequence.hit_limit
-            match = self.ledger.match(sequence.id, limit)
-            claim = self.ledger.blocker(sequence.id, match, limit) or self.below.blocker(sequence, match, limit)
+            match = self.kv_cache.match(sequence.id, limit)
+            claim = self.kv_cache.blocker(sequence.id, match, limit) or self.below.blocker(sequence, match, limit)
             if claim is None:
                 claim = self.below.begin(sequence, match, limit, now)
             if claim is not None:
@@ -286,17 +286,17 @@ class Scheduler:
 
     def _awaited(self, claim: bytes) -> bool:
         """Whether whoever waits for this has to wait on."""
-        return self.ledger.claimed(claim) or self.below.claimed(claim)
+        return self.kv_cache.claimed(claim) or self.below.claimed(claim)
 
     def _make_room(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft) -> bool:
         """Whether the sequence can be admitted; those that must give way for it are preempted, if that suffices."""
-        if self.ledger.can_admit(sequence.id, match):
+        if self.kv_cache.can_admit(sequence.id, match):
             return True
         rivals = [one for one in self.running_sequences() if self._policy.may_displace(sequence, one)]
         rivals.sort(key=self._policy.order, reverse=True)
 
         def suffices(count: int) -> bool:
-            return self.ledger.can_admit(sequence.id, match, [one.id for one in rivals[:count]])
+            return self.kv_cache.can_admit(sequence.id, match, [one.id for one in rivals[:count]])
 
         if not rivals or not suffices(len(rivals)):
             return False
@@ -309,7 +309,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> None:
         # One that was preempted takes up where it was: its newest token is a decode, not part of a prompt.
         target = sequence.length - 1 if sequence.output_count else sequence.length
-        admission = self.ledger.admit(sequence.id, match, target)
+        admission = self.kv_cache.admit(sequence.id, match, target)
         self._admissions += 1
         sequence.status, sequence.row, sequence.admission = Status.RUNNING, admission.row, self._admissions
         sequence.computed = admission.matched
@@ -321,7 +321,7 @@ class Scheduler:
             self.prefix_hits += admission.matched
         self._prefills[sequence.id] = sequence
         count = self._count(sequence, draft)
-        sequence.capacity = self.ledger.grow(sequence.id, sequence.computed + count)
+        sequence.capacity = self.kv_cache.grow(sequence.id, sequence.computed + count)
         draft.give(sequence, count)
         draft.copies += admission.copies
         draft.admitted.append(sequence.id)
@@ -333,9 +333,9 @@ class Scheduler:
         decodes, tokens = self._decodes, outcome.tokens[:count]
         failed = frozenset(place for place in outcome.failed if place < count)
         tally.gaps += decodes.advance(tokens, failed, tally.now).tolist()
-        for place in decodes.whole(count, self.ledger.block_size):
+        for place in decodes.whole(count, self.kv_cache.block_size):
             sequence = decodes.sequences[place]
-            if sequence is not None and place not in failed and self.ledger.commit(sequence.id, sequence.computed):
+            if sequence is not None and place not in failed and self.kv_cache.commit(sequence.id, sequence.computed):
                 self._hopeless = False
         for place in sorted(failed.union(decodes.ending(tokens))):
             sequence = decodes.sequences[place]
@@ -357,7 +357,7 @@ class Scheduler:
         """`place`: of its token in the outcome, where it has one."""
         sequence.computed = chunk.start + chunk.count
         if not (chunk.samples and place in outcome.failed):
-            self.ledger.commit(sequence.id, sequence.computed)
+            self.kv_cache.commit(sequence.id, sequence.computed)
             if chunk.samples:
                 tally.give(sequence, int(outcome.tokens[place]))
             if sequence.decoding:
@@ -374,7 +374,7 @@ class Scheduler:
         if reason is None:
             return
         if failed:
-            self.ledger.disown(sequence.id)
+            self.kv_cache.disown(sequence.id)
         elif reason == "stop":
             sequence.stop_token = token
         self._end(sequence, reason)
@@ -384,14 +384,14 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
         self.below.dropped(sequence.id)
-        self.ledger.close(sequence.id)
+        self.kv_cache.close(sequence.id)
         del self._alive[sequence.id]
         self._ended[sequence.id] = sequence
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
 
     def _stop(self, sequence: Sequence) -> None:
         """It runs no more: blocks and row go back."""
-        self.ledger.release(sequence.id, sequence.computed)
+        self.kv_cache.release(sequence.id, sequence.computed)
         if sequence.id in self._decodes:
             self._decodes.pop(sequence.id)
         else:

@@ -1,11 +1,11 @@
-"""An engine whose model is a function: real scheduler, ledger and streams, tokens from the test."""
+"""An engine whose model is a function: real scheduler, KV cache manager and streams, tokens from the test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.clock import StepClock
 from kveik.config import ScheduleConfig
 from kveik.engine.engine import Engine
@@ -76,10 +76,10 @@ class FakeEngine:
     ) -> None:
         limits = limits or ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=32)
         self.clock = StepClock()
-        self.ledger = CacheLedger(
+        self.kv_cache = KVCacheManager(
             [GROUP], [blocks], block_size=8, rows=limits.max_num_seqs, max_model_len=max_model_len, max_chunk=32
         )
-        self.scheduler = Scheduler(self.ledger, limits, max_model_len, frozenset({EOS}))
+        self.scheduler = Scheduler(self.kv_cache, limits, max_model_len, frozenset({EOS}))
         self.executor = FunctionExecutor(next_token, self.clock)
         self.events: list[Event] = []
         bus = EventBus()
@@ -92,7 +92,7 @@ class FakeEngine:
     def idle(self) -> bool:
         """Nobody holds a block, and nothing is remembered of anybody."""
         self.scheduler.check()
-        usage = self.ledger.usage[0]
+        usage = self.kv_cache.usage[0]
         return not self.engine.has_work and usage.held == 0 and usage.free + usage.cached == usage.total
 
 

@@ -77,9 +77,9 @@ def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_return_at_once() -
     (first,) = fake.engine.add(request(range(100), max_tokens=8))
     (second,) = fake.engine.add(request(range(500, 540), max_tokens=8))
     fake.engine.step()
-    held = fake.ledger.usage[0].held
+    held = fake.kv_cache.usage[0].held
     assert fake.engine.abort(first)
-    assert fake.ledger.usage[0].held < held
+    assert fake.kv_cache.usage[0].held < held
     assert not fake.engine.abort(first), "the second time there is nothing to end"
     assert set(run(fake)) == {second}
     assert [event.reason for event in fake.of_kind(RequestFinished)] == ["abort", "length"]  # type: ignore[attr-defined]  # of that kind

@@ -42,10 +42,10 @@ class Echo:
 
 
 def executor_of(one: Desk, echo: Echo) -> ModelExecutor:
-    ledger = one.scheduler.ledger
-    groups = [group.group for group in ledger._groups]
+    kv_cache = one.scheduler.kv_cache
+    groups = [group.group for group in kv_cache._groups]
     model: Any = echo
-    return ModelExecutor(model, Sampler(VOCABULARY, VOCABULARY), model, ledger.tables, groups, ledger.block_size)
+    return ModelExecutor(model, Sampler(VOCABULARY, VOCABULARY), model, kv_cache.tables, groups, kv_cache.block_size)
 
 
 def step(one: Desk, executor: ModelExecutor) -> tuple[StepPlan, StepOutcome]:

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.config import ScheduleConfig
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence as Choice
@@ -121,7 +121,7 @@ def desk(
     given = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "prefill_chunk_size": 64, **limits}
     config = ScheduleConfig(**given)  # type: ignore[arg-type]  # given by name
     groups = [LayerGroup((number,), 1, 4, window) for number, window in enumerate(windows)]
-    ledger = CacheLedger(
+    kv_cache = KVCacheManager(
         groups,
         [blocks] * len(groups),
         block_size=block_size,
@@ -130,7 +130,7 @@ def desk(
         max_chunk=config.prefill_chunk_size,
         enable_prefix_caching=caching,
     )
-    made = Desk(Scheduler(ledger, config, max_model_len, frozenset({EOS})))
+    made = Desk(Scheduler(kv_cache, config, max_model_len, frozenset({EOS})))
     if says is not None:
         made.says = says
     return made

@@ -113,11 +113,11 @@ def flood(one: Desk, steps: int) -> None:
 
 
 def test_a_low_priority_finishes_in_bounded_time_under_an_endless_stream_of_high_ones() -> None:
-    ageing = 2.0
-    one = desk(200, scheduling_policy="priority", max_num_seqs=2, max_waiting=2000, priority_ageing_seconds=ageing)
+    aging = 2.0
+    one = desk(200, scheduling_policy="priority", max_num_seqs=2, max_waiting=2000, priority_aging_seconds=aging)
     flood(one, 5)
     low = one.ask(20, 8, priority=10)
-    flood(one, int(10 * ageing) + 1)
+    flood(one, int(10 * aging) + 1)
     # From now on nobody who arrives comes before it; those who came before need their time.
     ahead = one.scheduler.waiting
     flood(one, ahead * 2 + 20)
@@ -126,7 +126,7 @@ def test_a_low_priority_finishes_in_bounded_time_under_an_endless_stream_of_high
 
 
 def test_without_ageing_it_would_wait_as_long_as_the_stream_lasts() -> None:
-    one = desk(200, scheduling_policy="priority", max_num_seqs=2, max_waiting=2000, priority_ageing_seconds=float("inf"))
+    one = desk(200, scheduling_policy="priority", max_num_seqs=2, max_waiting=2000, priority_aging_seconds=float("inf"))
     flood(one, 5)
     low = one.ask(20, 8, priority=10)
     flood(one, 300)
@@ -134,7 +134,7 @@ def test_without_ageing_it_would_wait_as_long_as_the_stream_lasts() -> None:
 
 
 def test_an_aged_sequence_is_not_displaced_by_a_fresh_urgent_one() -> None:
-    one = desk(200, scheduling_policy="priority", max_num_seqs=1, priority_ageing_seconds=1.0)
+    one = desk(200, scheduling_policy="priority", max_num_seqs=1, priority_aging_seconds=1.0)
     low = one.ask(20, 100, priority=3)
     one.steps(4)
     urgent = one.ask(20, 4, priority=0)

@@ -22,26 +22,26 @@ from benchmarks.scheduler import facts_without_model
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.eviction.priority import PriorityPolicy
-from kveik.cache.ledger import CacheLedger
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.clock import StepClock
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
-from kveik.engine.accounts import tier_facts
-from kveik.engine.below import BelowSetting, open_below
+from kveik.engine.cache_stats import tier_facts
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import eviction_policy
 from kveik.engine.planner import plan_model
 from kveik.engine.record import Recorder
-from kveik.engine.transfers import PoolMemory, Transfers
 from kveik.model.rope import RopeSpec
 from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import Metrics
 from kveik.observe.tier_log import log_tiers
+from kveik.offload.carrier import PoolMemory, Transfers
+from kveik.offload.open_tiers import BelowSetting, open_below
+from kveik.offload.stores.disk import DiskStore
 from kveik.request.request import CacheRetention, Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.schedule.plan import Sampled, StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
-from kveik.tiers.disk import DiskStore
 
 BLOCK, CONTEXT, VOCABULARY = 8, 128, 256
 RAM_BYTES, DISK_BYTES = 256 << 10, 2 << 20
@@ -141,7 +141,7 @@ class Lifetime:
         assert below is not None
         self.below = below
         blocks, groups = plan.memory.blocks, plan.spec.groups
-        self.ledger = CacheLedger(
+        self.kv_cache = KVCacheManager(
             groups,
             blocks,
             block_size=BLOCK,
@@ -150,8 +150,8 @@ class Lifetime:
             max_chunk=plan.max_chunk,
             eviction=eviction_policy(config.cache, blocks[0], seed),
         )
-        self.ledger.evictor.below = below.directory
-        scheduler = Scheduler(self.ledger, config.schedule, plan.max_model_len, frozenset(), below.costs)
+        self.kv_cache.evictor.below = below.directory
+        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), below.costs)
         bus = EventBus()
         facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
         self.metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
@@ -208,7 +208,7 @@ class Lifetime:
         """With nothing on its way."""
         while self.below.mover.step():
             self.engine.attend()
-        policies = [hazard_of(policy) for policy in (self.ledger.evictor.policy, *self._tier_policies())]
+        policies = [hazard_of(policy) for policy in (self.kv_cache.evictor.policy, *self._tier_policies())]
         return Measure(
             rss_bytes=psutil.Process().memory_info().rss,
             disk_bytes=sum(allocated(path) for path in self.folder.rglob("*") if path.is_file()),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.request.request import Request
 from kveik.request.sequence import Sequence
 from kveik.schedule.plan import Chunk, Sampled, StepOutcome, StepPlan
@@ -50,10 +50,10 @@ class MemoryExecutor:
     """Slots per group; a slot holds the content that was written last, or None."""
 
     def __init__(
-        self, groups: Items[LayerGroup], blocks: Items[int], ledger: CacheLedger, *, vocabulary: int, caching: bool
+        self, groups: Items[LayerGroup], blocks: Items[int], kv_cache: KVCacheManager, *, vocabulary: int, caching: bool
     ) -> None:
-        self.groups, self.ledger = groups, ledger
-        self.size, self.vocabulary, self.caching = ledger.block_size, vocabulary, caching
+        self.groups, self.kv_cache = groups, kv_cache
+        self.size, self.vocabulary, self.caching = kv_cache.block_size, vocabulary, caching
         self.slots: list[list[list[int | None]]] = [[[None] * self.size for _ in range(count)] for count in blocks]
         self.computed: dict[int, int] = {}
         """Tokens computed for each sequence, work done again included."""
@@ -89,14 +89,14 @@ class MemoryExecutor:
         contents = self.contents(sequence)
         self.computed[sequence.id] = self.computed.get(sequence.id, 0) + chunk.count
         for number in range(len(self.groups)):
-            row = self.ledger.tables[number][sequence.row]
+            row = self.kv_cache.tables[number][sequence.row]
             for position in range(chunk.start, chunk.start + chunk.count):
                 self.slots[number][row[position // self.size]][position % self.size] = contents[position]
 
     def _read(self, chunk: Chunk, sequence: Sequence) -> None:
         contents = self.contents(sequence)
         for number, group in enumerate(self.groups):
-            row = self.ledger.tables[number][sequence.row].tolist()
+            row = self.kv_cache.tables[number][sequence.row].tolist()
             first = 0 if group.window is None else max(0, chunk.start - group.window + 1)
             for position in range(first, chunk.start + chunk.count):
                 found = self.slots[number][row[position // self.size]][position % self.size]

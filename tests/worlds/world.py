@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kveik.cache.cost import Costs, LoadCost, PrefillCost
-from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import around_copies
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup, blocks_at_most
-from kveik.cache.ledger import CacheLedger
 from kveik.config import ScheduleConfig
+from kveik.offload.cost import Costs, LoadCost, PrefillCost
+from kveik.offload.manager import OffloadManager
+from kveik.offload.transfer import around_copies
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence, Status
 from kveik.schedule.plan import StepOutcome, StepPlan
@@ -46,7 +46,7 @@ class World:
     limits: ScheduleConfig
     caching: bool
     eviction: EvictionPolicy | None = None
-    directory: Directory | None = None
+    directory: OffloadManager | None = None
     """Of tiers below the pool."""
 
     arrivals: dict[int, list[Sequence]] = field(default_factory=dict)
@@ -63,10 +63,10 @@ class World:
             max_num_seqs=rows,
             max_num_batched_tokens=max(rows, chance.choice((8, 16, 64, 128))),
             prefill_chunk_size=chance.choice((chunk, chunk + 20)),
-            # The ledger is told the smallest of the three, and its windowed groups have not a block to spare.
+            # The KV cache manager is told the smallest of the three, and its windowed groups have not a block to spare.
             long_prefill_token_threshold=chance.choice((None, 3, chunk)),
             scheduling_policy=chance.choice(("fcfs", "priority")),
-            priority_ageing_seconds=chance.choice((2.0, 30.0, float("inf"))),
+            priority_aging_seconds=chance.choice((2.0, 30.0, float("inf"))),
             look_past=chance.choice((0, 1, 8)),
             look_past_limit=chance.choice((0, 2, 64)),
         )
@@ -123,18 +123,18 @@ class World:
         )
 
 
-def costs_of(chance: random.Random, directory: Directory) -> Costs:
+def costs_of(chance: random.Random, directory: OffloadManager) -> Costs:
     """A step takes a second here, and loading something like it."""
     tiers = {tier.spec.name: LoadCost((chance.choice((0.1, 1.0, 3.0)), 1e-3)) for tier in directory.tiers}
     return Costs(PrefillCost(chance.choice((1, 8, 64)), (1.0, 0.05, 1e-6)), tiers)
 
 
 class Run:
-    """One world under the real scheduler and ledger."""
+    """One world under the real scheduler and KV cache manager."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.ledger = CacheLedger(
+        self.kv_cache = KVCacheManager(
             world.groups,
             world.blocks,
             block_size=world.block_size,
@@ -144,10 +144,10 @@ class Run:
             enable_prefix_caching=world.caching,
             eviction=world.eviction,
         )
-        self.ledger.evictor.below = world.directory
+        self.kv_cache.evictor.below = world.directory
         costs = None if world.directory is None else costs_of(world.chance, world.directory)
-        self.scheduler = Scheduler(self.ledger, world.limits, world.max_model_len, frozenset({EOS}), costs)
-        self.executor = MemoryExecutor(world.groups, world.blocks, self.ledger, vocabulary=VOCABULARY, caching=world.caching)
+        self.scheduler = Scheduler(self.kv_cache, world.limits, world.max_model_len, frozenset({EOS}), costs)
+        self.executor = MemoryExecutor(world.groups, world.blocks, self.kv_cache, vocabulary=VOCABULARY, caching=world.caching)
         self.tiers: SimulatedTiers | None = None
         if world.directory is not None:
             self.tiers = SimulatedTiers(world.chance, world.directory, self.scheduler.below, self.executor)
@@ -193,7 +193,7 @@ class Run:
         if self.tiers is None:
             copy()
             return
-        before, loads = around_copies(self.ledger.evictor.take_transfers())
+        before, loads = around_copies(self.kv_cache.evictor.take_transfers())
         self.tiers.carry_out(before, now)
         copy()
         self.tiers.carry_out(loads, now)
@@ -204,7 +204,7 @@ class Run:
         if self.everybody and chance.random() < 0.05:
             self.scheduler.abort(chance.choice(self.everybody).id)
         if chance.random() < 0.02:
-            self.ledger.reset()
+            self.kv_cache.reset()
         self.scheduler.check()
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
@@ -246,21 +246,21 @@ class Run:
             return
         first = line.at(0)
         limit = first.hit_limit
-        match = self.ledger.match(first.id, limit)
-        waits = self.ledger.blocker(first.id, match, limit) is not None
-        assert waits or not self.ledger.can_admit(first.id, match), "the first in line fits and is not admitted"
+        match = self.kv_cache.match(first.id, limit)
+        waits = self.kv_cache.blocker(first.id, match, limit) is not None
+        assert waits or not self.kv_cache.can_admit(first.id, match), "the first in line fits and is not admitted"
 
     def _rank(self, sequence: Sequence) -> tuple[float, int]:
         if self.world.limits.scheduling_policy == "fcfs":
             return (0.0, sequence.admission)
-        return (sequence.request.priority + sequence.arrived / self.world.limits.priority_ageing_seconds, sequence.id)
+        return (sequence.request.priority + sequence.arrived / self.world.limits.priority_aging_seconds, sequence.id)
 
     def _check_end(self) -> None:
-        for usage in self.ledger.usage:
+        for usage in self.kv_cache.usage:
             assert usage.held == 0
             assert usage.free + usage.cached == usage.total
         if not self.world.caching:
-            assert all(usage.cached == 0 for usage in self.ledger.usage), "a private block outlived its request"
+            assert all(usage.cached == 0 for usage in self.kv_cache.usage), "a private block outlived its request"
         hits = sum(one.cached_tokens for one in self.everybody if one.cached_tokens is not None)
         assert self.scheduler.prefix_hits == hits
         admitted = [one for one in self.everybody if one.cached_tokens is not None]
