@@ -23,7 +23,7 @@ from kveik.text.heldout import heldout_text
 from tests.bad_days.traffic import GREEDY, Asked, Traffic, drawn
 from tests.engine.tiered import believe, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
-from tests.offload.redis_server import running
+from tests.offload.stores.redis_server import running
 
 AT_ONCE = 4
 WAYS = ("pool", "ram", "disk", "remote", "preempted", "mixed")

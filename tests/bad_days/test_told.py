@@ -22,7 +22,7 @@ from tests.bad_days.test_troubled import impatient, record_files
 from tests.bad_days.traffic import GREEDY, drawn
 from tests.engine.tiered import opened, transfers
 from tests.engine.tiny import save_tiny_llama
-from tests.offload.redis_server import running
+from tests.offload.stores.redis_server import running
 from tests.worlds import lifetime
 from tests.worlds.lifetime import Lifetime
 

@@ -22,8 +22,8 @@ from kveik.offload.stores.record import Miss
 from tests.bad_days.traffic import Asked, Traffic, conversations
 from tests.engine.tiered import believe, opened, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
-from tests.offload.mounts import remount, small_disk_at
-from tests.offload.redis_server import running
+from tests.offload.stores.mounts import remount, small_disk_at
+from tests.offload.stores.redis_server import running
 
 CAPACITY = 4 << 20
 Known = tuple[str, list[Asked]]

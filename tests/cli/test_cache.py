@@ -18,7 +18,7 @@ from kveik.clock import SystemClock
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_index import DiskIndex
 from kveik.offload.stores.record import Encoding, RecordFormat, RecordKey
-from tests.offload.mounts import remount, small_disk_at
+from tests.offload.stores.mounts import remount, small_disk_at
 
 TRACE = str(Path(__file__).parents[1] / "traces" / "synthetic_700.jsonl.gz")
 

@@ -29,7 +29,7 @@ from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
 from tests.engine.tiered import metric, opened, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
-from tests.offload.redis_server import running
+from tests.offload.stores.redis_server import running
 
 LENGTH, CONVERSATIONS = 330, 5
 """All conversations together are more than the pool holds."""

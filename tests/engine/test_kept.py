@@ -19,7 +19,7 @@ from kveik.offload.stores.disk_files import SlotFiles
 from tests.engine.test_below import answers, prompts
 from tests.engine.tiered import opened, transfers
 from tests.engine.tiny import save_tiny_gemma
-from tests.offload.mounts import small_disk_at
+from tests.offload.stores.mounts import small_disk_at
 
 
 @pytest.fixture(scope="module")

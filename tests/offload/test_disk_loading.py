@@ -13,7 +13,7 @@ from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import HEADER_BYTES, Miss
-from tests.offload.records import key_of
+from tests.offload.stores.records import key_of
 from tests.offload.test_mover import BLOCK, CODECS, FORMATS, block_of, blocks_of
 
 NOTHING = bytes(BLOCK)

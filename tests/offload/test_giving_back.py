@@ -17,7 +17,7 @@ from kveik.offload.stores.encode import Raw
 from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss
 from kveik.offload.stores.slots import PAGE_BYTES, Slots
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
 
 MIB = 1 << 20
 

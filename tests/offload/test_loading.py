@@ -13,7 +13,7 @@ from kveik.offload.load_job import Load
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.encode import Raw
 from kveik.offload.stores.record import Miss
-from tests.offload.records import key_of
+from tests.offload.stores.records import key_of
 from tests.offload.test_mover import BLOCK, FORMATS, World, block_of, blocks_of
 from tests.offload.wrong_stores import Gate, WrongStore
 

@@ -16,7 +16,7 @@ from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
 from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss, RecordFormat, Refusal
-from tests.offload.records import FINGERPRINT, key_of, payload_of
+from tests.offload.stores.records import FINGERPRINT, key_of, payload_of
 from tests.offload.wrong_stores import Gate, WrongStore
 
 BLOCK = 2048

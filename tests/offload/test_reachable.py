@@ -16,9 +16,9 @@ from kveik.offload.counts import Spilled
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.record import Refusal
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
-from tests.offload.odd_server import answering
-from tests.offload.records import key_of
-from tests.offload.redis_server import running
+from tests.offload.stores.odd_server import answering
+from tests.offload.stores.records import key_of
+from tests.offload.stores.redis_server import running
 from tests.offload.test_mover import CODECS, FORMATS, block_of
 
 NOBODY = "redis://127.0.0.1:1/0"

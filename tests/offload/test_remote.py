@@ -10,8 +10,8 @@ from kveik.clock import StepClock
 from kveik.offload.stores.record import Encoding, Miss, Refusal
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
 from kveik.offload.stores.store import verify
-from tests.offload.records import FORMATS, format_of, key_of, pairs, payloads, read, record_of
-from tests.offload.redis_server import Server, running
+from tests.offload.stores.records import FORMATS, format_of, key_of, pairs, payloads, read, record_of
+from tests.offload.stores.redis_server import Server, running
 
 LIMITS = RemoteLimits(timeout_seconds=30.0)
 IMPATIENT = RemoteLimits(timeout_seconds=1.0)

@@ -14,8 +14,8 @@ from kveik.offload.counts import Loaded, Spilled
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.record import Miss, Refusal
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
-from tests.offload.records import key_of
-from tests.offload.redis_server import Server, running
+from tests.offload.stores.records import key_of
+from tests.offload.stores.redis_server import Server, running
 from tests.offload.test_mover import BLOCK, CODECS, FORMATS, block_of
 
 

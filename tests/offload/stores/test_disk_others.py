@@ -13,8 +13,8 @@ from kveik.errors import Unreachable
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_clear import clear_folder
 from kveik.offload.stores.disk_left import is_cleared, store_at
-from tests.offload.records import FORMATS, format_of, pairs, payloads, read
-from tests.offload.test_disk import MIB, scanned
+from tests.offload.stores.records import FORMATS, format_of, pairs, payloads, read
+from tests.offload.stores.test_disk import MIB, scanned
 
 
 def filled(folder: Path) -> None:

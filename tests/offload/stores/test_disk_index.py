@@ -15,8 +15,8 @@ from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_index import DiskIndex
 from kveik.offload.stores.disk_left import store_at
 from kveik.offload.stores.slots import Place
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
-from tests.offload.test_disk import MIB, scanned
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.test_disk import MIB, scanned
 
 
 def filled(folder: Path, records: int = 10) -> Path:

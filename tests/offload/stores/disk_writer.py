@@ -1,4 +1,4 @@
-"""A process that writes to a disk store for ever and says what is stored: python -m tests.offload.disk_writer FOLDER SEED"""
+"""A process that writes to a disk store for ever and says what is stored: python -m tests.offload.stores.disk_writer FOLDER SEED"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kveik.clock import SystemClock
 from kveik.offload.stores.disk import DiskStore
-from tests.offload.records import FORMATS, key_of, pairs
+from tests.offload.stores.records import FORMATS, key_of, pairs
 
 CAPACITY = 1 << 20
 NUMBERS = 400

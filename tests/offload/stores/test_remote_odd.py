@@ -13,9 +13,9 @@ from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.remote import CHORES_SECONDS, RemoteLimits, RemoteStore
 from kveik.offload.stores.written import SETTLE_SECONDS, Written
-from tests.offload.odd_server import answering
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
-from tests.offload.redis_server import Server, running
+from tests.offload.stores.odd_server import answering
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.redis_server import Server, running
 from tests.offload.test_mover import CODECS
 from tests.offload.test_mover import FORMATS as MOVED
 

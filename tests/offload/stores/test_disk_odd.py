@@ -16,8 +16,8 @@ from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_check import check_folder
 from kveik.offload.stores.disk_clear import clear_folder
 from kveik.offload.stores.disk_left import store_at
-from tests.offload.records import FORMATS, pairs, payloads, read
-from tests.offload.test_disk import MIB
+from tests.offload.stores.records import FORMATS, pairs, payloads, read
+from tests.offload.stores.test_disk import MIB
 
 
 def a_socket(file: Path) -> None:

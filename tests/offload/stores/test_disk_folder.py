@@ -16,8 +16,8 @@ from kveik.offload.stores.disk_index import DiskIndex
 from kveik.offload.stores.disk_left import store_at
 from kveik.offload.stores.record import RecordKey, Refusal
 from kveik.offload.stores.store import verify
-from tests.offload.records import FORMATS, format_of, key_of, pairs, payloads, read
-from tests.offload.test_disk import MIB, scanned
+from tests.offload.stores.records import FORMATS, format_of, key_of, pairs, payloads, read
+from tests.offload.stores.test_disk import MIB, scanned
 
 
 def test_slots_of_a_model_with_more_groups_are_removed(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from kveik.errors import BadValue
 from kveik.offload.stores.address import OPTIONS, client_address, shown
 from kveik.offload.stores.redis_wire import Wire
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore, check_address
-from tests.offload.records import FORMATS, pairs, payloads, read
-from tests.offload.redis_server import running
+from tests.offload.stores.records import FORMATS, pairs, payloads, read
+from tests.offload.stores.redis_server import running
 
 GOOD = {
     "redis://localhost": "redis://localhost",

@@ -15,8 +15,8 @@ from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.disk_index import DiskIndex
 from kveik.offload.stores.record import Miss, Refusal
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
-from tests.offload.test_disk import MIB
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.test_disk import MIB
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from kveik.errors import DoesNotFit
 from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read, record_of
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read, record_of
 
 PAGE = 4096
 

@@ -15,9 +15,9 @@ from kveik.clock import SystemClock
 from kveik.offload.stores.record import Miss, Refusal
 from kveik.offload.stores.redis_wire import Wire
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
-from tests.offload.odd_server import HANG_UP, Answered, Keeper
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
-from tests.offload.redis_server import free_port, running
+from tests.offload.stores.odd_server import HANG_UP, Answered, Keeper
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.redis_server import free_port, running
 
 TIMEOUT = 0.2
 PATIENT = RemoteLimits(timeout_seconds=10.0)

@@ -13,9 +13,9 @@ from kveik.clock import StepClock
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import Refusal
-from tests.offload.mounts import small_disk_at
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
-from tests.offload.test_disk import MIB
+from tests.offload.stores.mounts import small_disk_at
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.test_disk import MIB
 
 
 @pytest.fixture

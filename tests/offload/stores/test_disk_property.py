@@ -17,8 +17,8 @@ from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.disk_index import DiskIndex
 from kveik.offload.stores.record import Miss, RecordKey
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
-from tests.offload.test_disk import scanned
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.test_disk import scanned
 
 NUMBERS = 150
 BOUNDS = (600_000, 1_000_000, 3_000_000)

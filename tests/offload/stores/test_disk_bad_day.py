@@ -21,10 +21,10 @@ from kveik.offload.stores.disk_check import check_folder
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
-from tests.offload.disk_writer import CAPACITY, NUMBERS
-from tests.offload.mounts import remount, small_disk_at
-from tests.offload.records import FORMATS, key_of, pairs, payloads, read
-from tests.offload.test_disk import MIB, scanned
+from tests.offload.stores.disk_writer import CAPACITY, NUMBERS
+from tests.offload.stores.mounts import remount, small_disk_at
+from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
+from tests.offload.stores.test_disk import MIB, scanned
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def writer_on(folder: Path, seed: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.offload.disk_writer", str(folder), str(seed)]
+    command = [sys.executable, "-m", "tests.offload.stores.disk_writer", str(folder), str(seed)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "open\n"

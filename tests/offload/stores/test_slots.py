@@ -8,7 +8,7 @@ import pytest
 
 from kveik.offload.stores.record import RecordKey
 from kveik.offload.stores.slots import PAGE_BYTES, Place, Slots, slot_bytes
-from tests.offload.records import key_of
+from tests.offload.stores.records import key_of
 
 SIZES = [PAGE_BYTES, 3 * PAGE_BYTES]
 

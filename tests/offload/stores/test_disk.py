@@ -18,7 +18,7 @@ from kveik.offload.stores.disk_index import DiskIndex
 from kveik.offload.stores.disk_left import store_at
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
-from tests.offload.records import FORMATS, format_of, key_of, pairs, payloads, read
+from tests.offload.stores.records import FORMATS, format_of, key_of, pairs, payloads, read
 
 MIB = 1 << 20
 
