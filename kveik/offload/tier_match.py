@@ -100,9 +100,7 @@ def find_below(
     return Below(keys, first, sources, cuts, starts, Prospect(known, _sizes(tiers, sources, first, cuts, starts)))
 
 
-def _find_in_one(
-    tiers: Sequence[Tier], keys: Sequence[Key], hit: tuple[int, int], block_size: int, in_pool: InPool
-) -> Below:
+def _find_in_one(tiers: Sequence[Tier], keys: Sequence[Key], hit: tuple[int, int], block_size: int, in_pool: InPool) -> Below:
     """The same for one group without a window, which is most frequent: up to the first gap."""
     (tokens, start), row = hit, list[int]()
     for place in range(start, len(keys)):

@@ -186,9 +186,7 @@ def spilled_too_late(patch: pytest.MonkeyPatch) -> None:
 def believed_before_it_came(patch: pytest.MonkeyPatch) -> None:
     """Whatever became of a record, its block counts as loaded."""
     arrived = Loads.arrived
-    patch.setattr(
-        Loads, "arrived", lambda self, number, fetch, *, found, sound=True: arrived(self, number, fetch, found=True)
-    )
+    patch.setattr(Loads, "arrived", lambda self, number, fetch, *, found, sound=True: arrived(self, number, fetch, found=True))
 
 
 def load_not_held(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A process that writes to a disk store for ever and says what is stored: python -m tests.offload.stores.disk_writer FOLDER SEED"""
+"""Writes to a disk store for ever and prints what is stored: python -m tests.offload.stores.disk_writer FOLDER SEED"""
 
 from __future__ import annotations
 
