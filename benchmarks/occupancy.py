@@ -15,13 +15,15 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.command import run
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
 from kveik.config import BLOCK_SIZES, ScheduleConfig
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
-from kveik.schedule.plan import Sampled, StepOutcome
+from kveik.schedule.plan import StepOutcome
 from kveik.schedule.scheduler import Scheduler
 
 TRACE = Path(__file__).parent.parent / "tests" / "traces" / "azure_conv_200.csv"
@@ -65,8 +67,8 @@ def measure(block_size: int, requests: list[tuple[int, int]]) -> Occupancy:
     live, held, context, running, preemptions, steps = 0, 0, 0, 0, 0, 0
     while scheduler.has_work:
         plan = scheduler.plan(float(steps))
-        sampled = tuple(Sampled(chunk.sequence_id, 1) for chunk in plan.chunks if chunk.samples)
-        scheduler.settle(plan, StepOutcome.of(sampled), float(steps))
+        offsets = np.concatenate(([0], np.cumsum(plan.logits)))
+        scheduler.settle(plan, StepOutcome(np.ones(offsets[-1], dtype=np.int64), offsets), float(steps))
         live += sum(one.computed for one in scheduler.running_sequences())
         held += scheduler.kv_cache.usage[0].held * block_size
         context += scheduler.running * CONTEXT

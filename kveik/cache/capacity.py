@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import blocks_at_most, blocks_for
@@ -10,6 +11,18 @@ from kveik.cache.prefix_match import PrefixMatch
 from kveik.cache.sequence_blocks import SequenceBlocks
 from kveik.errors import DoesNotFit
 from kveik.words import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What is lacking to admit a sequence."""
+
+    needed: int
+    """Blocks of the group that is short, those of running sequences included; or rows."""
+
+    available: int
+    rows: bool = False
+    """Whether rows are lacking, and not blocks."""
 
 
 class GroupCapacity:

@@ -18,12 +18,12 @@ def check_blocks(seq: SequenceBlocks, number: int, group: GroupBlocks, table: ND
     assert row[: len(blocks)].tolist() == blocks, "the table differs from the sequence"
     assert not any(blocks[:first]), "a block outside the window is still listed"
     assert not row[len(blocks) :].any(), "the table goes on behind the sequence's last block"
-    assert seq.computed <= len(blocks) * size <= table.shape[1] * size
+    assert seq.committed <= len(blocks) * size <= table.shape[1] * size
     for place in range(first, len(blocks)):
         entry = group.index.entry(blocks[place])
         if entry is not None:
             assert entry.parent == seq.chain.parent(place), "a block is found under another prefix"
             assert entry.tokens == tuple(seq.tokens[place * size : place * size + len(entry.tokens)])
-            assert place * size + len(entry.tokens) <= seq.computed, "a block was registered before it was written"
+            assert place * size + len(entry.tokens) <= seq.committed, "a block was registered before it was written"
         if place >= seq.registered:
             assert group.pool.references[blocks[place]] == 1, "a block that is being written is shared"

@@ -10,13 +10,12 @@ A sequence is an id and a list of tokens. Its life here:
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kveik.cache.block_table import BlockTables
-from kveik.cache.capacity import GroupCapacity
+from kveik.cache.block_table import BlockTables, TableView
+from kveik.cache.capacity import GroupCapacity, Shortage
 from kveik.cache.claims import Claims
 from kveik.cache.eviction.policy import EvictionPolicy, Retention, Visit
 from kveik.cache.evictor import Evictor
@@ -27,19 +26,8 @@ from kveik.cache.keys import KeySpace, block_key
 from kveik.cache.layout import BlockCopy, LayerGroup, blocks_for
 from kveik.cache.prefix_match import PrefixMatch, longest_match
 from kveik.cache.public_prefixes import PublicPrefixes
-from kveik.cache.sequence_blocks import SequenceBlocks
+from kveik.cache.sequence_blocks import Admission, SequenceBlocks
 from kveik.offload.loader import Loader
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What a sequence got when it was admitted."""
-
-    row: int
-    matched: int
-    """Tokens whose keys and values are there already, once `copies` are done."""
-
-    copies: tuple[BlockCopy, ...]
 
 
 class KVCacheManager:
@@ -139,16 +127,16 @@ class KVCacheManager:
         """Whether a running sequence is still about to compute this content."""
         return key in self._claims
 
-    def can_admit(self, sequence_id: int, match: PrefixMatch | None, without: Sequence[int] = ()) -> bool:
-        """Whether there is a row, and room for all tokens of the sequence beside what the running ones need next.
+    def shortage(self, sequence_id: int, match: PrefixMatch | None, without: Sequence[int] = ()) -> Shortage | None:
+        """What is lacking to admit the sequence: a row, or blocks for all its tokens beside what the running ones need next.
+        None: it can be admitted.
 
-        Needed next: the rest of what running sequences were admitted with, and one block for every running sequence, this
-        one included. Without that reserve an admission could take the block that a decode needs a step later, be preempted
-        for it, come back, and so on without end. Nobody running: no reserve, so that what fits at all is admitted.
-        `without`: as if these running sequences had been released.
+        Needed next: the rest of what running sequences were admitted with, and one block for each of them and for this one.
+        Without that reserve an admission could take the block that a decode needs a step later, be preempted for it, and so on
+        without end. With nothing running there is none. `without`: as if these running sequences had been released.
         """
         if self._tables.free_rows + len(without) == 0:
-            return False
+            return Shortage(1, 0, rows=True)
         gone = [self._seqs[other] for other in without]
         running = self._holders - len(gone)
         reserve = running + 1 if running else 0
@@ -156,17 +144,33 @@ class KVCacheManager:
         seq = self._seqs[sequence_id]
         withheld = [0] * len(self._rooms)
         withheld[self.evictor.lead] = self.evictor.withheld(seq.tenant, at_most=bool(gone))
-        return all(
-            room.needed(len(seq.tokens), match) + room.promised(filling) + reserve + kept <= room.left(match, gone)
-            for room, kept in zip(self._rooms, withheld, strict=True)
-        )
+        for room, kept in zip(self._rooms, withheld, strict=True):
+            needed = room.needed(len(seq.tokens), match) + room.promised(filling) + reserve + kept
+            if needed > (available := room.left(match, gone)):
+                return Shortage(needed, available)
+        return None
+
+    def can_admit(self, sequence_id: int, match: PrefixMatch | None, without: Sequence[int] = ()) -> bool:
+        return self.shortage(sequence_id, match, without) is None
 
     def reach(self, sequence_id: int) -> int:
         """The length in tokens up to which this sequence could be given room now."""
         seq = self._seqs[sequence_id]
         return (len(seq.blocks[0]) + self.evictor.available(seq.tenant)) * self.block_size
 
+    def row(self, sequence_id: int) -> int | None:
+        """The sequence's row in the block tables while it holds blocks."""
+        return self._seqs[sequence_id].row
+
+    def table_view(self, rows: int, length: int) -> TableView:
+        """The block tables of the first `rows` rows, of which none has room for more than `length` tokens."""
+        return self._tables.view(rows, blocks_for(length, self.block_size))
+
     # Actions.
+
+    def begin_plan(self) -> None:
+        """A plan is about to be made: views of the block tables that were handed out before are stale."""
+        self._tables.version += 1
 
     def open(
         self,
@@ -203,24 +207,22 @@ class KVCacheManager:
         if match is not None:
             self._share(seq, match)
             copies = self._copy(seq, match)
-            seq.matched = seq.computed = match.tokens
+            seq.matched = seq.committed = match.tokens
             seq.registered = match.full
-        if seq.computed < target:
+        if seq.committed < target:
             self._filling[sequence_id] = seq
-            self._claims.stake(sequence_id, self._about_to_compute(seq))
-        return Admission(seq.row, seq.computed, copies)
+            self._claims.stake(sequence_id, seq.about_to_compute(self.block_size))
+        return Admission(seq.row, seq.committed, copies)
 
-    def move(self, sequence_id: int, row: int) -> int | None:
-        """Give a sequence that holds blocks another row. Whoever had that one takes its old row; returns who that is."""
-        seq, other = self._seqs[sequence_id], self._by_row[row]
-        assert seq.row is not None, f"sequence {sequence_id} holds nothing"
-        width = max(len(one.blocks[0]) for one in (seq, other) if one is not None)
-        self._tables.swap_rows(seq.row, row, width)
-        self._by_row[seq.row], self._by_row[row] = other, seq
-        if other is not None:
-            other.row = seq.row
-        seq.row = row
-        return None if other is None else other.sequence_id
+    def exchange_rows(self, one: int, other: int) -> None:
+        """Exchange two rows of the block tables, with the sequences that have them; either may be free."""
+        first, second = self._by_row[one], self._by_row[other]
+        width = max((len(seq.blocks[0]) for seq in (first, second) if seq is not None), default=0)
+        self._tables.swap_rows(one, other, width)
+        self._by_row[one], self._by_row[other] = second, first
+        for row in (one, other):
+            if (seq := self._by_row[row]) is not None:
+                seq.row = row
 
     def grow(self, sequence_id: int, length: int) -> int:
         """Give the sequence room for `length` tokens; there are blocks for it (`reach`). The room it has, in tokens."""
@@ -234,6 +236,17 @@ class KVCacheManager:
                 blocks += taken
         return len(seq.blocks[0]) * self.block_size
 
+    def truncate(self, sequence_id: int, length: int) -> int:
+        """Free the blocks behind the first `length` tokens, which are no fewer than those committed. Returns the room left."""
+        seq = self._seqs[sequence_id]
+        assert length >= seq.committed, f"{seq.committed} tokens of sequence {sequence_id} are committed, {length} are to stay"
+        needed = blocks_for(length, self.block_size)
+        for group, blocks, table in zip(self._groups, seq.blocks, self._tables.arrays, strict=True):
+            group.pool.give_back(*reversed(blocks[needed:]))
+            table[seq.row, needed : len(blocks)] = 0
+            del blocks[needed:]
+        return len(seq.blocks[0]) * self.block_size
+
     def commit(self, sequence_id: int, computed: int) -> bool:
         """The step that wrote tokens up to `computed` has finished: register what became whole, give back what left a window.
 
@@ -241,7 +254,7 @@ class KVCacheManager:
         left out.
         """
         seq = self._seqs[sequence_id]
-        seq.computed = computed
+        seq.committed = computed
         self._register_whole(seq)
         if sequence_id in self._filling and computed >= seq.target:
             del self._filling[sequence_id]
@@ -261,7 +274,7 @@ class KVCacheManager:
         assert seq.row is not None, f"sequence {sequence_id} holds nothing"
         # Before its first step has finished nothing is written, not even the copied slots.
         if computed > seq.matched:
-            seq.computed = computed
+            seq.committed = computed
             self._register_whole(seq)
             self._register_tail(seq)
         self._claims.drop(sequence_id)
@@ -272,7 +285,7 @@ class KVCacheManager:
         self._by_row[seq.row] = None
         self._holders -= 1
         seq.kept = max(seq.kept, seq.registered)
-        seq.row, seq.matched, seq.computed, seq.registered = None, 0, 0, 0
+        seq.row, seq.matched, seq.committed, seq.registered = None, 0, 0, 0
         seq.blocks = [[] for _ in self._groups]
         seq.firsts = [0] * len(self._groups)
 
@@ -345,16 +358,8 @@ class KVCacheManager:
             copies.append(BlockCopy(number, source, target))
         return tuple(copies)
 
-    def _about_to_compute(self, seq: SequenceBlocks) -> list[bytes]:
-        whole = seq.target // self.block_size
-        keys = seq.chain.extend(seq.tokens, whole)[seq.registered : whole]
-        if seq.target % self.block_size:
-            tail = seq.tokens[whole * self.block_size : seq.target]
-            keys.append(block_key(seq.chain.parent(whole), tail))
-        return keys
-
     def _register_whole(self, seq: SequenceBlocks) -> None:
-        size, first, whole = self.block_size, seq.registered, seq.computed // self.block_size
+        size, first, whole = self.block_size, seq.registered, seq.committed // self.block_size
         if whole <= first:
             return
         chain, tokens = seq.chain, seq.tokens
@@ -373,8 +378,8 @@ class KVCacheManager:
         seq.registered = whole
 
     def _register_tail(self, seq: SequenceBlocks) -> None:
-        whole = seq.computed // self.block_size
-        content = tuple(seq.tokens[whole * self.block_size : seq.computed])
+        whole = seq.committed // self.block_size
+        content = tuple(seq.tokens[whole * self.block_size : seq.committed])
         if not content:
             return
         parent = seq.chain.parent(whole)

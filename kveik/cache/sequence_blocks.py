@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kveik.cache.eviction.policy import Retention
-from kveik.cache.keys import KeyChain
+from kveik.cache.keys import KeyChain, block_key
+from kveik.cache.layout import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a sequence got when it was admitted."""
+
+    row: int
+    matched: int
+    """Tokens whose keys and values are there already, once `copies` are done."""
+
+    copies: tuple[BlockCopy, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +49,8 @@ class SequenceBlocks:
     matched: int = 0
     """Tokens that were found by content at the latest admission."""
 
-    computed: int = 0
-    """Tokens whose keys and values are written and whose step has finished."""
+    committed: int = 0
+    """Tokens up to which it was last committed: written, and their step has finished. It may have computed some more."""
 
     registered: int = 0
     """Whole blocks that have been registered or were found."""
@@ -61,3 +73,11 @@ class SequenceBlocks:
     @property
     def held(self) -> bool:
         return self.row is not None
+
+    def about_to_compute(self, block_size: int) -> list[bytes]:
+        """Keys of the blocks between what is cached and the target, a partial last one included."""
+        whole = self.target // block_size
+        keys = self.chain.extend(self.tokens, whole)[self.registered : whole]
+        if self.target % block_size:
+            keys.append(block_key(self.chain.parent(whole), self.tokens[whole * block_size : self.target]))
+        return keys

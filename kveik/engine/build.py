@@ -239,7 +239,6 @@ def _join(
         decoder,
         Sampler(plan.spec.vocab, tokenizer.vocab_size, eos_ids),
         storage,
-        kv_cache.tables,
         plan.spec.groups,
         config.cache.block_size,
         plan.kv_type.of_bytes,

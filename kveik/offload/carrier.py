@@ -169,10 +169,11 @@ class Transfers:
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
         """A step has run: how long computing takes is learnt from it, and what it brought may have to be written below."""
-        if plan.prefills:
-            tokens = plan.prefill_tokens
-            pairs = sum(chunk.count * chunk.start + chunk.count * (chunk.count + 1) / 2 for chunk in plan.prefills)
-            self.parts.costs.prefill.observe(tokens, pairs, seconds)
+        behind = ~plan.decoding
+        if behind.any():
+            counts, starts = plan.counts[behind], plan.starts[behind]
+            pairs = float((counts * starts + counts * (counts + 1) / 2).sum())
+            self.parts.costs.prefill.observe(int(counts.sum()), pairs, seconds)
         self.carry_out()
 
     def retire(self, seconds: float) -> None:

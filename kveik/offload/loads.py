@@ -11,6 +11,7 @@ and before the step's first write, and tells what became of them.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from kveik.cache.kv_cache_manager import KVCacheManager
@@ -113,7 +114,7 @@ class Loads:
         asking = [one.deadline for one in self._asking.values()]
         return min([*asking, *(job.deadline for job in self._jobs.values() if not job.over)], default=None)
 
-    def claimed(self, claim: bytes) -> bool:
+    def claimed(self, claim: Hashable) -> bool:
         """Whether a load or an answer is still waited for."""
         if any(one.claim == claim for one in self._asking.values()):
             return True

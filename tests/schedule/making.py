@@ -11,8 +11,9 @@ from kveik.cache.layout import LayerGroup
 from kveik.config import ScheduleConfig
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence as Choice
-from kveik.schedule.plan import Sampled, Settled, StepOutcome, StepPlan
+from kveik.schedule.plan import Settled, StepPlan
 from kveik.schedule.scheduler import Scheduler
+from tests.schedule.rows import outcome_of, rows_of
 
 EOS = 0
 WORD = 9
@@ -79,14 +80,11 @@ class Desk:
         return plan
 
     def settle(self, plan: StepPlan, *, failed: Sequence[int] = ()) -> Settled:
-        for chunk in plan.chunks:
-            self.computed[chunk.sequence_id] = self.computed.get(chunk.sequence_id, 0) + chunk.count
-        sampled = tuple(
-            Sampled(chunk.sequence_id, self.says(chunk.sequence_id), None, chunk.sequence_id in failed)
-            for chunk in plan.chunks
-            if chunk.samples
-        )
-        settled = self.scheduler.settle(plan, StepOutcome.of(sampled), self.now)
+        for row in rows_of(plan):
+            self.computed[row.sequence_id] = self.computed.get(row.sequence_id, 0) + row.count
+        ids = plan.sequence_ids
+        outcome = outcome_of(plan, lambda row, _: self.says(ids[row]), lambda row: ids[row] in failed)
+        settled = self.scheduler.settle(plan, outcome, self.now)
         self.scheduler.check()
         self.step_count += 1
         return settled

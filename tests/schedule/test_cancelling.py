@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.schedule.making import WORD, desk
+from tests.schedule.rows import rows_of
 
 
 def test_a_cancel_in_the_middle_of_a_prompt_gives_no_token_and_the_blocks_back_at_once() -> None:
@@ -15,7 +16,7 @@ def test_a_cancel_in_the_middle_of_a_prompt_gives_no_token_and_the_blocks_back_a
     assert one.scheduler.kv_cache.usage[0].held == held - 4
     assert (third.finish_reason, third.output) == ("abort", [])
     plans = one.finish()
-    assert all(chunk.sequence_id != third.id for plan in plans for chunk in plan.chunks)
+    assert all(chunk.sequence_id != third.id for plan in plans for chunk in rows_of(plan))
     assert [(one_.output, one_.finish_reason) for one_ in (first, second)] == [([WORD] * 4, "length")] * 2
 
 

@@ -1,4 +1,4 @@
-"""The waiting line, against a list that is sorted anew every time."""
+"""The waiting queue, against a list that is sorted anew every time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
-from kveik.schedule.waiting_queue import Order, WaitingQueue
+from kveik.schedule.policy import Rank
+from kveik.schedule.waiting_queue import WaitingQueue
 
 
 def member(number: int) -> Sequence:
@@ -19,9 +20,9 @@ def member(number: int) -> Sequence:
 @pytest.mark.parametrize("seed", range(30))
 def test_the_line_is_always_in_order_whoever_comes_goes_parks_and_wakes(seed: int) -> None:
     chance, line = random.Random(seed), WaitingQueue()
-    standing: dict[int, Order] = {}
+    standing: dict[int, Rank] = {}
     parked: dict[int, bytes] = {}
-    orders: dict[int, Order] = {}
+    orders: dict[int, Rank] = {}
     members = {number: member(number) for number in range(40)}
     for _ in range(300):
         number = chance.randrange(40)
@@ -30,7 +31,7 @@ def test_the_line_is_always_in_order_whoever_comes_goes_parks_and_wakes(seed: in
                 standing[number] = orders.setdefault(number, (chance.randrange(3), number))
                 line.add(standing[number], members[number])
             case 1 if number in standing or number in parked:
-                line.remove(orders[number], members[number])
+                line.remove(members[number])
                 standing.pop(number, None)
                 parked.pop(number, None)
             case 2 if standing:
@@ -48,14 +49,27 @@ def test_the_line_is_always_in_order_whoever_comes_goes_parks_and_wakes(seed: in
                     standing[number] = orders[number]
         line.check()
         assert [line.at(place).id for place in range(line.ready)] == sorted(standing, key=standing.__getitem__)
-        assert (len(line), line.parked) == (len(standing) + len(parked), len(parked))
+        assert len(line) == len(standing) + len(parked)
+        assert {sequence.id: claim for sequence, claim in line.parked} == parked
 
 
 def test_whoever_returns_stands_ahead_of_later_equals() -> None:
     line = WaitingQueue()
     for number in (1, 2, 3):
         line.add((0.0, number), member(number))
-    first = line.leave(0)
+    first = line.pop(0)
     line.add((0.0, 4), member(4))
     line.add((0.0, 1), first)
     assert [line.at(place).id for place in range(line.ready)] == [1, 2, 3, 4]
+
+
+def test_ranks_that_change_with_time_give_another_order() -> None:
+    queue = WaitingQueue()
+    for number in (1, 2, 3):
+        queue.add((0.0, number), member(number))
+    queue.park(0, "claim")
+    queue.sort(lambda sequence: (-float(sequence.id), sequence.id))
+    queue.check()
+    assert [queue.at(place).id for place in range(queue.ready)] == [3, 2]
+    assert queue.wake(lambda claim: False)
+    assert [queue.at(place).id for place in range(queue.ready)] == [3, 2, 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -39,9 +39,9 @@ from kveik.offload.carrier import PoolMemory, Transfers
 from kveik.offload.open_tiers import BelowSetting, open_below
 from kveik.offload.stores.disk import DiskStore
 from kveik.request.request import CacheRetention, Request, SamplingParams
-from kveik.request.sequence import Sequence
-from kveik.schedule.plan import Sampled, StepOutcome, StepPlan
+from kveik.schedule.plan import StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
+from tests.schedule.rows import outcome_of
 
 BLOCK, CONTEXT, VOCABULARY = 8, 128, 256
 RAM_BYTES, DISK_BYTES = 256 << 10, 2 << 20
@@ -79,20 +79,15 @@ class Drawn:
     """In place of a model: tokens are drawn, steps take a while of the clock, keys and values stay what they were."""
 
     def __init__(self, chance: random.Random, clock: StepClock) -> None:
-        self._chance, self._clock = chance, clock
+        self._chance, self._clock, self._plan = chance, clock, StepPlan()
 
-    def copy(self, plan: StepPlan) -> None:
-        pass
+    def launch(self, plan: StepPlan) -> None:
+        self._plan = plan
 
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
+    def collect(self) -> StepOutcome:
         # Dear enough that loading pays.
-        self._clock.advance(0.002 + 0.01 * sum(chunk.count for chunk in plan.chunks))
-        return StepOutcome.of(
-            [Sampled(one.sequence_id, self._chance.randrange(VOCABULARY)) for one in plan.chunks if one.samples]
-        )
-
-    def forget(self, sequence_id: int) -> None:
-        pass
+        self._clock.advance(0.002 + 0.01 * self._plan.tokens)
+        return outcome_of(self._plan, lambda row, ahead: self._chance.randrange(VOCABULARY))
 
 
 @dataclass(frozen=True, slots=True)
