@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
 import torch
 
 from kveik.clock import StepClock, SystemClock
@@ -18,6 +17,7 @@ from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss, RecordFormat, Refusal
 from tests.offload.stores.records import FINGERPRINT, key_of, payload_of
 from tests.offload.wrong_stores import Gate, WrongStore
+from tests.seeds import over_seeds
 
 BLOCK = 2048
 CODECS: list[Codec] = [Raw(BLOCK), Raw(3 * BLOCK)]
@@ -224,7 +224,7 @@ def raise_on(number: int, *, every: int) -> None:
         raise RuntimeError("a store must not do this")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@over_seeds(3)
 def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) -> None:
     chance, world, told = random.Random(seed), World(pages=40, staging=8 * 6336), Counter[str]()
     store, clock = world.store, world.clock

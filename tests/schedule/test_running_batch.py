@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.schedule.running_batch import RunningBatch
+from tests.seeds import over_seeds
 
 NOBODY: frozenset[int] = frozenset()
 
@@ -92,7 +92,7 @@ def test_a_block_is_whole_when_its_last_position_is_computed() -> None:
     assert running_batch.whole(1, 8) == [0], "only the first places were in the step"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_seeds(20)
 def test_the_arrays_agree_with_the_sequences_whatever_happens(seed: int) -> None:
     chance, running_batch = random.Random(seed), RunningBatch(8)
     slow: list[Sequence] = []
