@@ -182,10 +182,10 @@ class RunningBatch:
             assert sequence is not None
             assert sequence.id == sequence_id
             assert sequence.decoding, "a sequence among the decodes is behind"
-            assert self._computed[place] == sequence.computed
-            assert self._capacity[place] == sequence.capacity
-            assert self._tokens[place] == sequence.tokens[-1]
-            assert self._ends[place] == sequence.end_length
-            assert self._lasts[place] == sequence.last_token
-            assert sequence.stop_ids <= self._any_stop
-        assert sum(self._stops.values()) == len(self._places)
+            assert self._computed[place] == sequence.computed, "a computed count differs from its sequence's"
+            assert self._capacity[place] == sequence.capacity, "a capacity differs from its sequence's"
+            assert self._tokens[place] == sequence.tokens[-1], "a pending token differs from its sequence's"
+            assert self._ends[place] == sequence.end_length, "an end differs from its sequence's"
+            assert self._lasts[place] == sequence.last_token, "a time differs from its sequence's"
+            assert sequence.stop_ids <= self._any_stop, "a stop token is not looked for"
+        assert sum(self._stops.values()) == len(self._places), "stop tokens are miscounted"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from zlib import crc32
 
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
@@ -18,7 +19,9 @@ from kveik.schedule.plan import Chunk, Sampled, StepOutcome, StepPlan
 
 def first_content(request: Request, caching: bool) -> int:
     """What stands before a request's first token."""
-    return hash((request.tenant, request.cache_salt, request.media_hash, None if caching else request.id))
+    parts = (request.tenant, request.cache_salt, request.media_hash, None if caching else request.id)
+    # Not hash(): that of strings differs from process to process, and a seed would not give the same world again.
+    return crc32(repr(parts).encode())
 
 
 def next_content(before: int, token: int) -> int:
@@ -27,7 +30,7 @@ def next_content(before: int, token: int) -> int:
 
 def chosen_token(content: int, vocabulary: int) -> int:
     """The model's answer: depends on everything before it and on nothing else. 0 is the end token, one time in 40."""
-    draw = hash((content, "answer")) % (40 * vocabulary)
+    draw = hash((content, -2)) % (40 * vocabulary)
     return 0 if draw % 40 == 0 else 1 + draw // 40 % (vocabulary - 1)
 
 
@@ -67,7 +70,7 @@ class MemoryExecutor:
     def run(self, plan: StepPlan, sequence: Callable[[int], Sequence | None], fails: Callable[[int], bool]) -> StepOutcome:
         work = [(chunk, one) for chunk in plan.chunks if (one := sequence(chunk.sequence_id)) is not None]
         for chunk, one in work:
-            self._write(chunk, one)
+            self.write(chunk, one)
         for chunk, one in work:
             self._read(chunk, one)
         sampled = []
@@ -85,7 +88,7 @@ class MemoryExecutor:
             known.append(next_content(known[-1] if known else first_content(sequence.request, self.caching), token))
         return known
 
-    def _write(self, chunk: Chunk, sequence: Sequence) -> None:
+    def write(self, chunk: Chunk, sequence: Sequence) -> None:
         contents = self.contents(sequence)
         self.computed[sequence.id] = self.computed.get(sequence.id, 0) + chunk.count
         for number in range(len(self.groups)):

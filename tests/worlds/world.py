@@ -225,7 +225,7 @@ class Run:
         rows = [one.row for id_ in ids if (one := self.scheduler.sequence(id_)) is not None]
         assert rows == list(range(len(ids))), "the block tables' first rows are not the plan's"
         # Law 5: every running decode has its token, ahead of all prefill.
-        assert set(ids[: plan.decodes]) == decoding - set(plan.preempted)
+        assert set(ids[: plan.decodes]) == decoding - set(plan.preempted), "a running decode gets no token"
         assert all(chunk.count == 1 and chunk.samples for chunk in plan.chunks[: plan.decodes])
         for chunk in plan.chunks[plan.decodes :]:
             assert chunk.count <= (limits.long_prefill_token_threshold or chunk.count)
@@ -262,7 +262,7 @@ class Run:
         if not self.world.caching:
             assert all(usage.cached == 0 for usage in self.kv_cache.usage), "a private block outlived its request"
         hits = sum(one.cached_tokens for one in self.everybody if one.cached_tokens is not None)
-        assert self.scheduler.prefix_hits == hits
+        assert self.scheduler.prefix_hits == hits, "hits are not counted once a sequence"
         admitted = [one for one in self.everybody if one.cached_tokens is not None]
         assert self.scheduler.prefix_queries == sum(one.prompt_length for one in admitted)
         for one in self.everybody:
