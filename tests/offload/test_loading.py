@@ -140,5 +140,5 @@ def test_nothing_is_written_after_a_cancel_whenever_it_comes(seed: int) -> None:
         for (number, block), miss in zip(blocks[job], loaded.misses, strict=True):
             assert block == (bytes(BLOCK) if miss is not None else block_of(number))
     for job, (came, contents) in cancelled.items():
-        assert [bytes(block) for _, block in blocks[job]] == contents
+        assert [bytes(block) for _, block in blocks[job]] == contents, "something was written after the cancel"
         assert all(told[job].misses[at] is None for at, (number, _) in enumerate(blocks[job]) if number in came)

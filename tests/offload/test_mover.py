@@ -79,7 +79,7 @@ def test_blocks_come_back_as_they_were_spilled() -> None:
     world = World()
     assert world.spill(1, 2, 3) == [None] * 3
     assert world.spill(1, group=1) == [None]
-    assert world.load(3, 1, 4) == [*blocks_of(3, 1), Miss.ABSENT]
+    assert world.load(3, 1, 4) == [*blocks_of(3, 1), Miss.ABSENT], "a block differs from what was spilled"
     assert world.load(1, group=1) == blocks_of(1, group=1)
 
 
@@ -256,9 +256,9 @@ def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) 
         for one in world.mover.completions():
             told[type(one).__name__] += 1
     told.update(type(one).__name__ for one in world.run())
-    assert told == {"Spilled": spilled, "Loaded": loads}
+    assert told == {"Spilled": spilled, "Loaded": loads}, "an answer is missing or told twice"
     state = world.mover.state("ram")
-    assert world.mover.room("ram") == 8
+    assert world.mover.room("ram") == 8, "a buffer is lost"
     assert state.loads_waiting == 0
     assert state.counts.errors > 10
     assert state.counts.records_written > 20
