@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kveik.cache.eviction.policy import Retention
-from kveik.cache.keys import KeyChain
+from kveik.cache.keys import KeyChain, block_key
 
 
 @dataclass(slots=True, eq=False)
@@ -61,3 +61,16 @@ class SequenceBlocks:
     @property
     def held(self) -> bool:
         return self.row is not None
+
+    def keys_of(self, first: int, length: int) -> list[bytes]:
+        """Keys of the first `length` tokens' blocks from number `first` on, that of a partial last block included."""
+        size = self.chain.block_size
+        whole = length // size
+        keys = self.chain.extend(self.tokens, whole)[first:whole]
+        if length % size:
+            keys.append(block_key(self.chain.parent(whole), self.tokens[whole * size : length]))
+        return keys
+
+    def keys_to_compute(self) -> list[bytes]:
+        """Keys of the blocks that it computes before it goes on one by one."""
+        return self.keys_of(self.registered, self.target)

@@ -13,6 +13,9 @@ from kveik.schedule.plan import Chunk, Decodes, StepPlan
 class Draft:
     """Blocks are secured first and chunks written last, so a sequence that gives way in between leaves no chunk behind."""
 
+    now: float
+    """Seconds on the engine's clock."""
+
     budget: int
     """Prompt tokens that may still be given out."""
 

@@ -21,7 +21,6 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.prefix_match import PrefixMatch
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
-from kveik.offload.cost import Costs
 from kveik.offload.loads import Loads
 from kveik.request.sequence import FinishReason, Sequence, Status
 from kveik.schedule.draft import Draft
@@ -42,10 +41,10 @@ class Scheduler:
         limits: ScheduleConfig,
         max_model_len: int,
         eos_ids: frozenset[int] = frozenset(),
-        costs: Costs | None = None,
+        below: Loads | None = None,
     ) -> None:
         """The KV cache manager was made for these limits: its rows, context and largest chunk bound what is decided here.
-        `costs`: of loading from the tiers below the pool, where there are any.
+        `below`: loads from the tiers below the pool, where there are any.
         """
         assert kv_cache.rows <= limits.max_num_seqs, "the KV cache manager has more rows than sequences may run"
         assert max_model_len <= kv_cache.max_model_len, "the KV cache manager's tables are shorter than the context"
@@ -53,7 +52,7 @@ class Scheduler:
         largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
         assert largest <= kv_cache.max_chunk, "the KV cache manager's windowed groups count with smaller chunks"
         self.kv_cache = kv_cache
-        self.below = Loads(kv_cache, costs)
+        self.below = Loads(kv_cache) if below is None else below
         self.prefix_queries = 0
         """Prompt tokens of all sequences admitted so far, each sequence counted once."""
 
@@ -135,7 +134,7 @@ class Scheduler:
         self._line.add(self._policy.order(sequence), sequence)
         self._hopeless = False
 
-    def abort(self, sequence_id: int) -> bool:
+    def abort(self, sequence_id: int, now: float) -> bool:
         """End a sequence at once and free its blocks. False where it is not alive any more.
 
         Between `plan` and `settle` the step still computes it; its token is dropped, and a later plan may use its blocks.
@@ -146,7 +145,7 @@ class Scheduler:
         if sequence.status is Status.WAITING:
             self._line.remove(self._policy.order(sequence), sequence)
             self._hopeless = False  # Somebody else may be first in line now.
-        self._end(sequence, "abort")
+        self._end(sequence, "abort", now)
         return True
 
     # The step.
@@ -154,20 +153,19 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """Decide the next step, and take and give the blocks for it. `now`: seconds on the engine's clock."""
         self._ended.clear()
-        self.kv_cache.evictor.now = now
         self.below.expire(now)
         if any([self.below.take_news(), self._line.parked and self._line.wake(self._awaited)]):
             self._hopeless = False
-        draft = Draft(budget=0)
+        draft = Draft(now, budget=0)
         self._secure_decodes(draft)
         draft.budget = min(self._limits.prefill_chunk_size, self._limits.max_num_batched_tokens - len(self._decodes))
-        self._feed_prefills(draft, now)
+        self._feed_prefills(draft)
         if not draft.short and not self._hopeless:
-            self._admit(draft, now)
+            self._admit(draft)
         if self.below.tidy():  # What was held for those who loaded may be what another one lacked.
             self._hopeless = False
             if not draft.short and not draft.admitted:
-                self._admit(draft, now)
+                self._admit(draft)
         line_up(self.kv_cache, self._alive, self._decodes, draft.counts)
         plan = draft.plan(self._decodes.decodes())
         assert not plan.empty or not self._alive or self.below.loading, "sequences are alive and none of them makes progress"
@@ -177,7 +175,6 @@ class Scheduler:
         """Take over what the step brought; the outcome has one token per chunk that samples, in the plan's order."""
         assert len(outcome.tokens) == len(plan.sampling_ids), "the outcome is not this plan's"
         tally = Tally(now)
-        self.kv_cache.evictor.now = now
         self._settle_decodes(plan.decodes, outcome, tally)
         self._settle_prefills(plan, outcome, tally)
         return tally.settled()
@@ -219,13 +216,13 @@ class Scheduler:
             self._preempt(victim, draft)
             if victim is sequence:
                 return False
-        sequence.capacity = self.kv_cache.grow(sequence.id, length)
+        sequence.capacity = self.kv_cache.grow(sequence.id, length, draft.now)
         return True
 
-    def _feed_prefills(self, draft: Draft, now: float) -> None:
+    def _feed_prefills(self, draft: Draft) -> None:
         for sequence in self._policy.feeding_order(self._prefills.values()):
             if not draft.short and not self._hopeless:
-                self._admit(draft, now, ahead_of=sequence)
+                self._admit(draft, ahead_of=sequence)
             if sequence.status is Status.RUNNING and draft.budget > 0:
                 self._feed(sequence, draft)
 
@@ -253,7 +250,7 @@ class Scheduler:
 
     # Admission.
 
-    def _admit(self, draft: Draft, now: float, ahead_of: Sequence | None = None) -> None:
+    def _admit(self, draft: Draft, ahead_of: Sequence | None = None) -> None:
         """Admit from the queue while there is budget; with `ahead_of`, only those before whom that running one must give way.
 
         Whoever does not fit may be passed by up to `look_past` others, but not more than `look_past_limit` times.
@@ -272,11 +269,11 @@ class Scheduler:
             match = self.kv_cache.match(sequence.id, limit)
             claim = self.kv_cache.blocker(sequence.id, match, limit) or self.below.blocker(sequence, match, limit)
             if claim is None:
-                claim = self.below.begin(sequence, match, limit, now)
+                claim = self.below.begin(sequence, match, limit, draft.now)
             if claim is not None:
                 line.park(place, claim)
             elif self._make_room(sequence, match, draft):
-                self._start(line.leave(place), match, draft, now)
+                self._start(line.leave(place), match, draft)
                 for one in blocked:
                     one.passed_over += 1
             else:
@@ -306,22 +303,22 @@ class Scheduler:
             self._preempt(rival, draft)
         return True
 
-    def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> None:
+    def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft) -> None:
         # One that was preempted takes up where it was: its newest token is a decode, not part of a prompt.
         target = sequence.length - 1 if sequence.output_count else sequence.length
-        admission = self.kv_cache.admit(sequence.id, match, target)
+        admission = self.kv_cache.admit(sequence.id, match, target, draft.now)
         self._admissions += 1
         sequence.status, sequence.row, sequence.admission = Status.RUNNING, admission.row, self._admissions
         sequence.computed = admission.matched
         loaded = self.below.admitted(sequence.id, match)
         if sequence.cached_tokens is None:
             sequence.loaded_tokens = loaded
-            sequence.cached_tokens, sequence.admitted = admission.matched, now
+            sequence.cached_tokens, sequence.admitted = admission.matched, draft.now
             self.prefix_queries += sequence.prompt_length
             self.prefix_hits += admission.matched
         self._prefills[sequence.id] = sequence
         count = self._count(sequence, draft)
-        sequence.capacity = self.kv_cache.grow(sequence.id, sequence.computed + count)
+        sequence.capacity = self.kv_cache.grow(sequence.id, sequence.computed + count, draft.now)
         draft.give(sequence, count)
         draft.copies += admission.copies
         draft.admitted.append(sequence.id)
@@ -374,17 +371,17 @@ class Scheduler:
         if reason is None:
             return
         if failed:
-            self.kv_cache.disown(sequence.id)
+            self.kv_cache.invalidate(sequence.id)
         elif reason == "stop":
             sequence.stop_token = token
-        self._end(sequence, reason)
+        self._end(sequence, reason, tally.now)
         tally.end(place, sequence, reason)
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
         self.below.dropped(sequence.id)
-        self.kv_cache.close(sequence.id)
+        self.kv_cache.close(sequence.id, now)
         del self._alive[sequence.id]
         self._ended[sequence.id] = sequence
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
