@@ -55,7 +55,7 @@ def serve(settings: Settings) -> None:
     loaded = open_engine(config, log.info, shares=shares)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
     learnt, scheduler = learnt_path(config.cache, loaded.fingerprint), loaded.engine.scheduler
-    if load_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below.costs):
+    if load_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below):
         log.info("eviction goes on from what was learnt before: %s", learnt)
     names = server.served_model_name or (own_name(model.model),)
     loop.start()
@@ -69,7 +69,7 @@ def serve(settings: Settings) -> None:
     finally:
         loop.stop()
         loaded.close(server.drain_seconds)
-        save_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below.costs)
+        save_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below)
         # What is frozen is not collected at the end either, and the native module complains of all that is left of it.
         gc.unfreeze()
 

@@ -39,6 +39,7 @@ from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.observe.tier_log import log_tiers
 from kveik.offload.carrier import BelowParts, PoolMemory, Transfers
+from kveik.offload.loads import Loads
 from kveik.offload.open_tiers import BelowSetting, check_below, open_below
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
@@ -131,10 +132,10 @@ def open_engine(
     report(native.described())
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
-    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public)
     clock = clock or SystemClock()
     setting = BelowSetting(config.cache, plan, fingerprint, _kv_dtype(decoder, plan), config.stream.seed, shares)
     below = open_below(setting, clock, report)
+    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public, record_facts=below is not None)
     eos_ids = tokenizer.eos_ids | file.eos_ids
     return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, kv_cache, below, clock)
 
@@ -195,6 +196,8 @@ def _kv_cache(
     plan: ModelPlan,
     shares: Shares | None,
     public: PublicPrefixes,
+    *,
+    record_facts: bool,
 ) -> KVCacheManager:
     blocks = plan.memory.blocks
     return KVCacheManager(
@@ -209,6 +212,7 @@ def _kv_cache(
         kv_dtype=_kv_dtype(decoder, plan),
         eviction=eviction_policy(config.cache, blocks[leading(plan.spec.groups)], config.stream.seed, shares),
         public=public,
+        record_facts=record_facts,
     )
 
 
@@ -230,9 +234,8 @@ def _join(
     clock: Clock,
 ) -> LoadedEngine:
     memory = plan.memory
-    kv_cache.evictor.below = None if below is None else below.directory
-    costs = None if below is None else below.costs
-    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, eos_ids, costs)
+    loads = None if below is None else Loads(kv_cache, below.directory, below.costs)
+    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, eos_ids, loads)
     storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
     prefault(storage.tensors, first_bytes(storage.tensors, config.cache.block_size, plan.max_model_len))
     executor = ModelExecutor(

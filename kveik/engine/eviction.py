@@ -21,7 +21,7 @@ from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from kveik.cache.evictor import Evictor
 from kveik.config import CacheConfig
 from kveik.model.catalogue import home_folder
-from kveik.offload.cost import Costs
+from kveik.offload.loads import Loads
 
 logger = logging.getLogger(__name__)
 
@@ -117,18 +117,18 @@ def costs_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.costs.npz")
 
 
-def load_learnt(path: Path, evictor: Evictor, costs: Costs | None) -> bool:
+def load_learnt(path: Path, evictor: Evictor, below: Loads) -> bool:
     """Let an engine's policies, in pool and tiers, and its costs go on from what was learnt before; whether it is so."""
-    learners = [] if evictor.below is None else [tier.policy for tier in evictor.below.tiers]
+    learners = [] if below.manager is None else [tier.policy for tier in below.manager.tiers]
     known = [LearntFile(path).load(one) for one in (evictor.policy, *learners) if one is not None]
-    if costs is not None:
-        LearntFile(costs_path(path)).load(costs)
+    if below.costs is not None:
+        LearntFile(costs_path(path)).load(below.costs)
     return any(known)
 
 
-def save_learnt(path: Path, evictor: Evictor, costs: Costs | None) -> None:
+def save_learnt(path: Path, evictor: Evictor, below: Loads) -> None:
     """Tiers learn from the same requests as the pool, so that its tables do for all."""
     if evictor.policy is not None:
         LearntFile(path).save(evictor.policy)
-    if costs is not None:
-        LearntFile(costs_path(path)).save(costs)
+    if below.costs is not None:
+        LearntFile(costs_path(path)).save(below.costs)

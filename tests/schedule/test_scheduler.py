@@ -177,7 +177,7 @@ def test_a_small_request_runs_after_a_big_one_is_cancelled() -> None:
     big = one.ask(700, 100)
     small = one.ask(100, 5)
     one.step()
-    assert one.scheduler.abort(big.id)
+    assert one.scheduler.abort(big.id, one.now)
     one.steps(6)
     assert small.finish_reason == "length"
     one.finish()

@@ -36,6 +36,7 @@ from kveik.observe.bus import EventBus
 from kveik.observe.metrics import Metrics
 from kveik.observe.tier_log import log_tiers
 from kveik.offload.carrier import PoolMemory, Transfers
+from kveik.offload.loads import Loads
 from kveik.offload.open_tiers import BelowSetting, open_below
 from kveik.offload.stores.disk import DiskStore
 from kveik.request.request import CacheRetention, Request, SamplingParams
@@ -144,9 +145,10 @@ class Lifetime:
             max_model_len=plan.max_model_len,
             max_chunk=plan.max_chunk,
             eviction=eviction_policy(config.cache, blocks[0], seed),
+            record_facts=True,
         )
-        self.kv_cache.evictor.below = below.directory
-        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), below.costs)
+        loads = Loads(self.kv_cache, below.directory, below.costs)
+        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), loads)
         bus = EventBus()
         facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
         self.metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
