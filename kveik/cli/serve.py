@@ -22,8 +22,8 @@ from kveik.observe.events import RequestRefused
 from kveik.schedule.scheduler import Scheduler
 from kveik.server.app import create_app
 from kveik.server.auth import Tenants, tenant_secret
-from kveik.server.serve import listen
-from kveik.server.serve import serve as serve_app
+from kveik.server.http_server import listen
+from kveik.server.http_server import serve as serve_app
 from kveik.server.state import ServerState
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kveik.engine.stream import Delta, Stream
 from kveik.request.sequence import FinishReason
-from kveik.server.logprobs import Placement, Scored, chat_logprobs, completion_logprobs, prompt_logprobs
+from kveik.server.answer_logprobs import Placement, Scored, chat_logprobs, completion_logprobs, prompt_logprobs
 from kveik.server.translate import Call
 from kveik.text.tokenizer import Tokenizer
 

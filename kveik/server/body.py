@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from kveik.errors import BadValue, BodyStalled, BodyTooLarge, Overloaded, WrongMediaType
-from kveik.server.limits import MAX_BODIES_AT_ONCE, RETRY_AFTER_SECONDS
+from kveik.server.call_limits import MAX_BODIES_AT_ONCE, RETRY_AFTER_SECONDS
 
 Shape = TypeVar("Shape", bound=BaseModel)
 

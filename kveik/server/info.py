@@ -18,9 +18,8 @@ from kveik.engine.cache_stats import CacheStats
 from kveik.errors import BadValue, EngineStopped, ModelNotFound, NotAuthorized, Overloaded
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.server.body import read_body
+from kveik.server.call_limits import MAX_TOKENIZE_TOKENS
 from kveik.server.envelope import error_response, json_response
-from kveik.server.foreign import refuse_foreign
-from kveik.server.limits import MAX_TOKENIZE_TOKENS
 from kveik.server.openapi import BODY_ERRORS, errors, takes
 from kveik.server.prompts import Model, chat_prompt, check_tokens
 from kveik.server.protocol import (
@@ -32,6 +31,7 @@ from kveik.server.protocol import (
     TokenizeAnswer,
     TokenizeBody,
 )
+from kveik.server.request_fields import refuse_foreign
 from kveik.server.state import ServerState
 from kveik.server.translate import served_name
 from kveik.words import counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kveik.errors import BadValue, PromptTooLong, Unsupported
-from kveik.server.limits import MAX_PROMPTS
+from kveik.server.call_limits import MAX_PROMPTS
 from kveik.server.protocol import ChatBody, TokenizeBody
 from kveik.text.chat import ChatTemplate, chat_tokens
 from kveik.text.detokenize import Detokenizer

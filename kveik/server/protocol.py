@@ -20,7 +20,7 @@ from kveik.request.request import (
     MAX_STOPS,
     MIN_SEED,
 )
-from kveik.server.limits import (
+from kveik.server.call_limits import (
     MAX_DETOKENIZE_TOKENS,
     MAX_MESSAGES,
     MAX_PRIORITY,

@@ -14,10 +14,9 @@ from kveik.engine.cache_stats import CacheStats, PromptTokens
 from kveik.engine.stream import Door
 from kveik.errors import Refused
 from kveik.server.body import BodyBudget
-from kveik.server.gauges import DoorGauges
-from kveik.server.limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
+from kveik.server.call_limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
 from kveik.server.prompts import Model
-from kveik.server.traffic import Traffic
+from kveik.server.traffic import DoorGauges, Traffic
 from kveik.text.chat import ChatTemplate
 from kveik.text.tokenizer import Tokenizer
 

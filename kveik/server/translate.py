@@ -13,8 +13,7 @@ from typing import Any
 
 from kveik.errors import BadValue, ModelNotFound
 from kveik.request.request import MAX_LOGIT_BIAS, CacheRetention, Request, SamplingParams
-from kveik.server.foreign import refuse_foreign
-from kveik.server.limits import MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
+from kveik.server.call_limits import MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
 from kveik.server.prompts import (
     Model,
     Prompt,
@@ -26,6 +25,7 @@ from kveik.server.prompts import (
     new_tokens,
 )
 from kveik.server.protocol import ChatBody, CompletionBody, GenerationBody
+from kveik.server.request_fields import refuse_foreign
 from kveik.text.tokenizer import Tokenizer
 from kveik.words import counted
 

@@ -19,7 +19,7 @@ from kveik.errors import KveikError, Overloaded
 from kveik.request.request import Request, TokenLogprob
 from kveik.request.sequence import FinishReason
 from kveik.server.app import create_app
-from kveik.server.serve import HttpServer
+from kveik.server.http_server import HttpServer
 from kveik.server.state import ServerState
 from kveik.text.chat import ChatTemplate
 from kveik.text.token_bytes import spelling_of_decoder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kveik.request import request
-from kveik.server import limits, wire
+from kveik.server import call_limits, http_protocol
 from kveik.server.app import create_app
 from kveik.server.auth import OPEN_PATHS
 from kveik.server.envelope import shape
@@ -42,20 +42,20 @@ def test_every_status_has_its_type(status: int) -> None:
 @pytest.mark.parametrize(
     ("row", "cap"),
     [
-        ("bytes of a request line and its headers", wire.MAX_HEAD_BYTES),
-        ("prompts", limits.MAX_PROMPTS),
+        ("bytes of a request line and its headers", http_protocol.MAX_HEAD_BYTES),
+        ("prompts", call_limits.MAX_PROMPTS),
         ("`n`", request.MAX_CHOICES),
-        ("choices: prompts times `n`", limits.MAX_CHOICES_PER_CALL),
-        ("messages", limits.MAX_MESSAGES),
-        ("tools", limits.MAX_TOOLS),
+        ("choices: prompts times `n`", call_limits.MAX_CHOICES_PER_CALL),
+        ("messages", call_limits.MAX_MESSAGES),
+        ("tools", call_limits.MAX_TOOLS),
         ("stop strings", f"{request.MAX_STOPS}, of {request.MAX_STOP_CHARACTERS} characters each"),
-        ("`stop_token_ids`", limits.MAX_STOP_TOKEN_IDS),
+        ("`stop_token_ids`", call_limits.MAX_STOP_TOKEN_IDS),
         ("`logit_bias` entries", request.MAX_LOGIT_BIAS),
         ("`logprobs`, `top_logprobs`, `prompt_logprobs`", request.MAX_LOGPROBS),
-        ("log-probabilities of prompt tokens", f"{limits.MAX_PROMPT_LOGPROBS}: tokens times (likeliest + 1)"),
+        ("log-probabilities of prompt tokens", f"{call_limits.MAX_PROMPT_LOGPROBS}: tokens times (likeliest + 1)"),
         ("characters of a `cache_salt`", request.MAX_SALT_CHARACTERS),
-        ("tokens from `/tokenize`", f"{limits.MAX_TOKENIZE_TOKENS}, or the context where it is longer"),
-        ("ids for `/detokenize`", limits.MAX_DETOKENIZE_TOKENS),
+        ("tokens from `/tokenize`", f"{call_limits.MAX_TOKENIZE_TOKENS}, or the context where it is longer"),
+        ("ids for `/detokenize`", call_limits.MAX_DETOKENIZE_TOKENS),
     ],
 )
 def test_every_cap_is_told_with_its_number(row: str, cap: object) -> None:

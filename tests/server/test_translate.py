@@ -9,11 +9,11 @@ import pytest
 from kveik.errors import BadValue, KveikError, ModelNotFound, PromptTooLong, Unsupported
 from kveik.request.request import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS, CacheRetention
 from kveik.server.body import parse
+from kveik.server.call_limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_TOKEN_IDS, MAX_TOOLS
 from kveik.server.envelope import json_bytes
-from kveik.server.foreign import NEUTRAL, RENAMED
-from kveik.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_TOKEN_IDS, MAX_TOOLS
 from kveik.server.prompts import Model
 from kveik.server.protocol import ChatBody, CompletionBody
+from kveik.server.request_fields import NEUTRAL, RENAMED
 from kveik.server.translate import Asker, Call, chat_call, completion_call
 from kveik.text.chat import ChatTemplate
 from tests.server.fakes import TEMPLATE, make_tokenizer

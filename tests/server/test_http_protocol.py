@@ -11,7 +11,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kveik.server import serve, wire
+from kveik.server import http_protocol, http_server
 from tests.server.fakes import Running, running
 
 
@@ -58,7 +58,7 @@ def test_a_head_is_refused_once_it_is_too_large(parts: list[bytes]) -> None:
     with running() as server, connect(server) as raw:
         raw.sendall(parts[0])
         # A little more than allowed, so that nothing lies unread when the server closes.
-        for _ in range(wire.MAX_HEAD_BYTES // 1000 + 1):
+        for _ in range(http_protocol.MAX_HEAD_BYTES // 1000 + 1):
             raw.sendall(parts[1])
         received = _until_closed(raw)
     assert received.startswith(b"HTTP/1.1 431 ")
@@ -87,7 +87,7 @@ def test_the_parser_never_sees_more_of_a_head_than_is_allowed(monkeypatch: pytes
         with contextlib.suppress(ConnectionError):
             raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * (8 << 20))
         assert server.until(lambda: not server.server.connections)
-    assert seen <= wire.MAX_HEAD_BYTES
+    assert seen <= http_protocol.MAX_HEAD_BYTES
 
 
 def test_large_bodies_and_heads_within_the_limit_are_read_on_one_connection() -> None:
@@ -121,7 +121,7 @@ def test_an_answer_over_http_1_0_ends_with_its_connection_and_has_no_chunks(stre
 
 
 def test_a_whole_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "KEEP_ALIVE_SECONDS", 1)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_SECONDS", 1)
     with running(stall_seconds=0.2, max_model_len=4096) as server, connect(server) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = json.dumps({"prompt": "Hello", "n": 128, "max_tokens": 400, "logprobs": 20}).encode()

@@ -15,10 +15,10 @@ import uvicorn
 
 from kveik.config import ServerConfig
 from kveik.errors import Unreachable
+from kveik.server.http_protocol import HttpProtocol
 from kveik.server.openapi import App
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
-from kveik.server.wire import HttpProtocol
 from kveik.words import counted
 
 if sys.platform != "win32":

@@ -17,7 +17,7 @@ import pytest
 from kveik.config import ServerConfig
 from kveik.errors import Unreachable
 from kveik.server.app import create_app
-from kveik.server.serve import listen, serve
+from kveik.server.http_server import listen, serve
 from tests.server.fakes import FakeDoor, Running, make_state, make_tokenizer, running
 
 ASK = {"prompt": "Hello", "max_tokens": 40, "stream": True}
@@ -90,7 +90,7 @@ def test_a_second_stop_does_not_wait() -> None:
 def test_a_signal_stops_the_process_with_exit_code_0(number: signal.Signals) -> None:
     program = (
         "from tests.server.fakes import *\n"
-        "from kveik.server.serve import serve\n"
+        "from kveik.server.http_server import serve\n"
         "tokenizer = make_tokenizer()\n"
         "state = make_state(FakeDoor(tokenizer), tokenizer)\n"
         "serve(create_app(state), state.config, lambda url: print(url, flush=True))\n"
