@@ -1,9 +1,10 @@
-"""The application: routes, keys, the one place where errors become answers, and one log line per call."""
+"""The application: routes, keys, errors as answers, and one log line per call."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 
@@ -26,12 +27,12 @@ log = logging.getLogger(__name__)
 access = logging.getLogger("kveik.access")
 
 CLIENT_GONE = 499
-"""nginx's status for a client that left before the answer; only the log ever sees it."""
+"""nginx's status for a client that left before the answer, in log and metrics."""
 
 PER_TURN = 16
 """Calls that begin in one turn of the event loop: about 10 ms of work."""
 
-_HTTP_MESSAGES = {404: "There is no such path; GET /docs lists them.", 405: "The path does not take this method."}
+_HTTP_MESSAGES = {404: "This path does not exist. GET /docs lists all.", 405: "This path does not take this method. See Allow."}
 
 DESCRIPTION = """OpenAI's API, with vLLM's extras, over a paged, shared and explainable key/value cache.
 
@@ -70,8 +71,14 @@ async def _known(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     # Starlette's own refusals: 404 and 405, with Allow in the headers.
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        methods = {*headers["Allow"].split(", "), "OPTIONS"}
+        headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
     message = _HTTP_MESSAGES.get(error.status_code, "The request cannot be answered.")
-    return json_response(shape(message, error.status_code), status=error.status_code, headers=error.headers)
+    return json_response(shape(message, error.status_code), status=error.status_code, headers=headers)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -79,7 +86,10 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 class Watch:
-    """ASGI: counts calls, writes the access log, and answers what nobody foresaw with 500 and no details.
+    """ASGI: counts calls, writes the access log, and answers unexpected exceptions with 500 and no details.
+
+    HEAD is answered as GET, whose body the HTTP protocol leaves out; slashes are merged and one at the end is dropped, as nginx
+    and most routers do.
 
     One line per call, without query, body or key; calls on open paths (probes, scrapers, the page) only at debug level.
     """
@@ -95,24 +105,26 @@ class Watch:
             await self._app(scope, receive, send)
             return
         status = 0
+        path = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
+        plain = {**scope, "path": path, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
 
         async def noting(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
-        started, counted = time.monotonic(), scope["path"] not in OPEN_PATHS
+        started, counted = time.monotonic(), path not in OPEN_PATHS
         self._traffic.calls += counted
         try:
             if counted:
                 await self._turnstile.enter()
-            await self._app(scope, receive, noting)
+            await self._app(plain, receive, noting)
         except ClientDisconnect:
             status = CLIENT_GONE
         except Exception:
-            log.exception("A call failed in a way that nobody foresaw.")
+            log.exception("A call failed with an unexpected exception.")
             if not status:
-                await error_response(INTERNAL)(scope, receive, noting)
+                await error_response(INTERNAL)(plain, receive, noting)
         finally:
             self._traffic.calls -= counted
             if counted:

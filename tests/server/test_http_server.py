@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -66,10 +65,9 @@ def test_what_lasts_longer_than_the_drain_is_aborted() -> None:
     answers: list[httpx.Response] = []
     with running(step_seconds=0.1, drain_seconds=0.1) as server:
         thread = asking(server, answers)
-        begun = time.monotonic()
         server.server.stop()
         thread.join(10)
-        assert time.monotonic() - begun < 2
+        assert server.door.streams[0].read_tokens < ASK["max_tokens"], "it did not come to its own end"
     assert len(server.door.aborted) == 1
     assert '"finish_reason":"abort"' in answers[0].text
 
@@ -78,11 +76,10 @@ def test_a_second_stop_does_not_wait() -> None:
     answers: list[httpx.Response] = []
     with running(step_seconds=0.1, drain_seconds=60) as server:
         thread = asking(server, answers)
-        begun = time.monotonic()
         server.server.stop()
         server.server.stop()
         thread.join(10)
-        assert time.monotonic() - begun < 4
+        assert server.door.streams[0].read_tokens < ASK["max_tokens"], "it did not come to its own end"
     assert len(server.door.aborted) == 1
 
 
