@@ -176,7 +176,7 @@ class NonFiniteLogits(Broken):
     code = "non_finite_logits"
 
     def __init__(self) -> None:
-        super().__init__("The model's logits were not finite (NaN or infinite) for this request. It was ended; others go on.")
+        super().__init__("The model's logits were not finite (NaN or infinite) for this request. It was ended, others go on.")
 
 
 class StepFailed(Broken):
@@ -185,7 +185,7 @@ class StepFailed(Broken):
     code = "step_failed"
 
     def __init__(self) -> None:
-        super().__init__("The engine step that computed this request failed. The request was ended; others go on.")
+        super().__init__("The step that computed this request failed inside the engine. The request was ended, others go on.")
 
 
 class EngineStopped(Broken):
