@@ -22,8 +22,8 @@ from kveik.observe.events import RequestRefused
 from kveik.schedule.scheduler import Scheduler
 from kveik.server.app import create_app
 from kveik.server.auth import Tenants, tenant_secret
-from kveik.server.serve import listen
-from kveik.server.serve import serve as serve_app
+from kveik.server.http_server import listen
+from kveik.server.http_server import serve as serve_app
 from kveik.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def _state(
         names=names,
         secret=secret,
         metrics=loaded.metrics.exposition,
-        counts=lambda: _counts(loaded.engine.scheduler),
+        counts=lambda: _counts(loop, loaded.engine.scheduler),
         prompt_tokens=lambda: loaded.metrics.prompt_tokens,
         tiers=lambda: tier_status(loaded.engine),
         facts={"type of the arithmetic": loaded.dtype_name, "type of keys and values": loaded.kv_dtype_name},
@@ -114,13 +114,12 @@ def _reset(engine: Engine) -> CacheStats:
     return cache_stats(engine)
 
 
-def _counts(scheduler: Scheduler) -> Mapping[str, int | float]:
+def _counts(loop: EngineLoop, scheduler: Scheduler) -> Mapping[str, int | float]:
     """The page's live numbers. Read beside the step loop, so that two of them may be a step apart."""
     groups = scheduler.kv_cache.usage
     queries = scheduler.prefix_queries
     return {
-        "running": scheduler.running,
-        "waiting": scheduler.waiting,
+        **loop.occupancy._asdict(),
         "blocks held": sum(group.held for group in groups),
         "blocks cached": sum(group.cached for group in groups),
         "blocks free": sum(group.free for group in groups),

@@ -248,8 +248,6 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 
 def _now(load: Load) -> Iterable[Metric]:
-    yield _gauge("num_requests_running", "Choices that hold blocks.", load.running)
-    yield _gauge("num_requests_waiting", "Choices in the queue.", load.waiting)
     usage = GaugeMetricFamily(
         "kveik:kv_cache_usage_perc", "Share of a group's blocks in use; 1 is all of them.", labels=["group"]
     )

@@ -117,9 +117,7 @@ class Scheduler:
         request, sampling = sequence.request, sequence.sampling
         wanted = sequence.prompt_length + sampling.max_tokens
         if wanted > self._max_model_len:
-            raise PromptTooLong(
-                tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens, param="max_tokens"
-            )
+            raise PromptTooLong(tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens)
         if self.room == 0:
             raise Overloaded(f"The queue is full; sequences in it: {len(self._queue)} (--max-waiting).")
         sequence.end_length = wanted

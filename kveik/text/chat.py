@@ -243,7 +243,7 @@ def chat_tokens(
 def _check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> None:
     least = None if limit is None else tokenizer.more_than(text, limit)
     if limit is not None and least is not None:
-        raise PromptTooLong(tokens=least, allowed=limit, param="messages", at_least=True)
+        raise PromptTooLong(tokens=least, allowed=limit, prompt_field="messages", at_least=True)
 
 
 def _disarmed(markers: Markers, value: Mapping[str, object], sentinel: str) -> dict[str, object]:

@@ -13,9 +13,10 @@ import pytest
 from kveik.config import ScheduleConfig, StreamConfig
 from kveik.engine.loop import EngineLoop
 from kveik.engine.stream import RequestStream
-from kveik.errors import EngineStopped, NonFiniteLogits, Overloaded, StepFailed
+from kveik.errors import BadValue, EngineStopped, NonFiniteLogits, Overloaded, StepFailed
 from kveik.observe.events import RequestFinished, StreamOverrun
 from kveik.request.sequence import Sequence
+from kveik.schedule.plan import StepOutcome
 from tests.engine.fakes import EOS, FakeEngine, NextToken, counting, request, spelled
 from tests.server.fakes import make_tokenizer
 
@@ -57,13 +58,13 @@ def running(
     limits = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=32, max_waiting=max_waiting)
     fake = FakeEngine(next_token, blocks=512, max_model_len=2048, limits=limits)
     if slow:
-        inner = fake.executor.run
+        inner = fake.executor.collect
 
-        def run(plan, sequence):  # type: ignore[no-untyped-def]  # the executor's own signature
+        def collect() -> StepOutcome:
             time.sleep(slow)
-            return inner(plan, sequence)
+            return inner()
 
-        fake.executor.run = run  # type: ignore[method-assign]  # a slower model
+        fake.executor.collect = collect  # type: ignore[method-assign]  # a slower model
     loop = EngineLoop(fake.engine, TOKENIZER, StreamConfig(stream_buffer_tokens=buffer_tokens), max_waiting=max_waiting)
     loop.start()
     try:
@@ -234,6 +235,36 @@ def test_a_full_queue_refuses_at_once_and_names_the_knob() -> None:
                 stream.abort()
             assert await server.becomes_idle()
             assert (await text_of(server.loop.submit(request(max_tokens=3))))[1] == "length", "and then takes requests again"
+
+        asyncio_run(work)
+
+
+def test_a_request_that_the_queue_never_holds_is_refused_for_good_with_the_limit() -> None:
+    with running(endless, slow=0.001) as server:
+
+        async def work() -> None:
+            limit = server.loop._max_waiting
+            with pytest.raises(BadValue, match=rf"{limit + 1} sequences.*at most {limit} \(--max-waiting\)") as refused:
+                server.loop.check_room(limit + 1)
+            assert (refused.value.status, refused.value.param) == (400, "n")
+            server.loop.check_room(limit)
+            assert server.loop.active == 0
+
+        asyncio_run(work)
+
+
+def test_running_and_waiting_are_all_open_sequences_also_in_the_middle_of_a_step() -> None:
+    with running(endless, slow=0.2) as server:
+
+        async def work() -> None:
+            streams = [server.loop.submit(request([number] * 20, max_tokens=1500)) for number in range(4)]
+            for _ in range(20):
+                occupancy = server.loop.occupancy
+                assert occupancy.running + occupancy.waiting == 4
+                await asyncio.sleep(0.02)
+            assert occupancy.running > 0
+            for stream in streams:
+                stream.abort()
 
         asyncio_run(work)
 

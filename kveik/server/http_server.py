@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -15,23 +15,17 @@ import uvicorn
 
 from kveik.config import ServerConfig
 from kveik.errors import Unreachable
+from kveik.server.http_protocol import HttpProtocol
 from kveik.server.openapi import App
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
-from kveik.server.wire import HttpProtocol
 from kveik.words import counted
-
-if sys.platform != "win32":
-    import resource
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 FAREWELL_SECONDS = 5
 """How long aborted calls have for their last words before their connections are cut."""
-
-KEEP_ALIVE_SECONDS = 5
-"""How long a connection may stay idle between two calls."""
 
 _POLL_SECONDS = 0.02
 
@@ -74,11 +68,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _allow_many_connections() -> None:
     # Every connection is an open file, and the usual soft limit of 1024 is less than the queue holds.
-    if sys.platform != "win32":
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # macOS calls its limit infinite and then refuses it.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS calls its limit infinite and then refuses it.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class HttpServer:
@@ -101,7 +94,7 @@ class HttpServer:
             Unreachable: the port cannot be had.
         """
         sock = listen(self._config.host, self._config.port)
-        self._uvicorn = server = _Uvicorn(_uvicorn_config(self._app, self._config.stall_seconds))
+        self._uvicorn = server = _Uvicorn(_uvicorn_config(self._app, self._config))
         with contextlib.closing(sock), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(self._main(server, sock))
 
@@ -164,9 +157,10 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: App, stall: float) -> uvicorn.Config:
+def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
     class Protocol(HttpProtocol):
-        stall_seconds = stall
+        stall_seconds = config.stall_seconds
+        linger_bytes = config.max_body_bytes
 
     return uvicorn.Config(
         app,
@@ -179,7 +173,7 @@ def _uvicorn_config(app: App, stall: float) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=config.keep_alive_seconds,  # type: ignore[arg-type]  # only ever given to call_later
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
 
