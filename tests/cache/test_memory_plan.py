@@ -28,6 +28,7 @@ def plan(**changes: object) -> MemoryPlan:
         "max_chunk": 512,
         "available_bytes": 4 * GIB,
         "weight_bytes": GIB,
+        "process_bytes": 0,
         "workspace_bytes": GIB // 4,
         "gpu_memory_utilization": 0.85,
     }

@@ -28,7 +28,14 @@ from kveik.observe.events import (
 from kveik.observe.metrics import EngineFacts, Metrics
 
 FACTS = EngineFacts(
-    threads=4, dtype="bfloat16", arithmetic="w4a8", isa="avx2", kv_cache_dtype="int8", block_size=16, pool_bytes=1 << 30
+    threads=4,
+    dtype="bfloat16",
+    arithmetic="w4a8",
+    isa="avx2",
+    kv_cache_dtype="int8",
+    block_size=16,
+    pool_bytes=1 << 30,
+    planned_bytes=3 << 30,
 )
 IDLE = Load(0, 0, (BlockCounts(10, 0, 0),))
 
