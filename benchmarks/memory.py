@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import parser_of, run
+from benchmarks.curves import Curve, Panel, drawing
 from benchmarks.facts import environment, sentence
 from benchmarks.load import READY_SECONDS_MAX, free_port, healthy, memory_of
 from benchmarks.pages import PAGE, keep, table, write_section
@@ -47,6 +48,11 @@ SETTLED_SECONDS = 600
 """From here on resident memory should not grow."""
 
 GROWTH_ASKED = 0.02
+MINUTES = (0.2, 0.5, 1, 2, 5, 10, 20)
+"""Points of the picture before the last."""
+
+COLOURS = ("#2a78d6", "#eb6834")
+PICTURE = "memory.svg"
 PLANNED = re.compile(r"^kveik:planned_memory_bytes (\S+)", re.MULTILINE)
 
 
@@ -148,9 +154,8 @@ def _loaded(server: subprocess.Popen[bytes], port: int, *, minutes: float, clien
             with suppress(OSError, ValueError, KeyError):
                 samples.append((round(time.monotonic() - started, 1), memory_of(server.pid)["VmRSS"]))
     finally:
+        # Clients that still wait for an answer end with the server.
         stop.set()
-        for client in crowd:
-            client.join(30)
     return {
         "planned": planned,
         "samples": samples,
@@ -179,6 +184,19 @@ def memory_table(found: dict[str, dict[str, Any]]) -> str:
     return table(rows)
 
 
+def picture(found: dict[str, dict[str, Any]]) -> str:
+    """Resident memory as a share of the plan over minutes, one curve per way, as SVG."""
+    curves = []
+    for (way, one), colour in zip(found.items(), COLOURS, strict=False):
+        last = one["samples"][-1][0] / 60
+        minutes = [*(minute for minute in MINUTES if minute < last), round(last, 1)]
+        # Between two minutes of the axis the most counts.
+        spans = zip([0.0, *minutes], minutes, strict=False)
+        most = [max((size for at, size in one["samples"] if low <= at / 60 <= high), default=0) for low, high in spans]
+        curves.append(Curve(way, colour, [(x, y / one["planned"]) for x, y in zip(minutes, most, strict=True) if y]))
+    return drawing([Panel("resident memory over planned", curves)], x="minutes under load", y="share")
+
+
 def main() -> None:
     parser = parser_of("memory", __doc__)
     parser.add_argument("--model", default="smollm2-135m")
@@ -197,7 +215,9 @@ def main() -> None:
     print(f"{memory_table(found)}\n\n{asked}\n\n{sentence(facts)}")
     if given.write:
         found = keep(given.write, "memory", found)["memory"]
-        write_section(given.write / PAGE, "memory", f"{memory_table(found)}\n\n<sub>{asked} {sentence(facts)}</sub>")
+        (given.write / PICTURE).write_text(picture(found), encoding="utf-8")
+        shown = f"{memory_table(found)}\n\n![Resident memory over planned, by minutes]({PICTURE})"
+        write_section(given.write / PAGE, "memory", f"{shown}\n\n<sub>{asked} {sentence(facts)}</sub>")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,8 @@ def open_engine(
     check_vocabulary(tokenizer, file.spec)
     public = PublicPrefixes(public_tokens(config.cache.public_prefix, tokenizer, template), config.cache.block_size)
     decoder = load_decoder(file, first_plan.dtype, quantization_of(config))
+    # Before the heap moves onto huge pages, which would make its free parts resident again.
+    return_free_memory()
     huge = _on_huge_pages(decoder)
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():

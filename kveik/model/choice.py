@@ -11,7 +11,7 @@ from kveik.model.weights import ModelFile
 from kveik.words import counted
 
 SLOW_ISAS = frozenset({"portable"})
-"""Instruction sets of the native kernels under which floats are quicker for one row and for many."""
+"""Instruction sets of the native kernels under which floats are quicker for prompts and batches."""
 
 
 def no_kernels_because(file: ModelFile) -> str | None:
