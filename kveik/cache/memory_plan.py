@@ -111,12 +111,10 @@ def plan_memory(
     hybrid_fraction: float | None = None,
 ) -> MemoryPlan:
     """Blocks per group. `available_bytes`: what the process may have in all; `max_chunk`: tokens of one sequence in one step
-    at most. `ram_bytes`: of a tier in memory, which what is found has to hold too; or
-    `hybrid_fraction`: its share of whatever there is for keys and values. Raises DoesNotFit, with the arithmetic, where one
-    sequence of `max_model_len` does not fit.
+    at most. `ram_bytes`: of a tier in memory; or `hybrid_fraction`: its share of whatever there is for keys and values.
+    Raises DoesNotFit, with the arithmetic, where one sequence of `max_model_len` does not fit.
     """
-    layouts = tuple(layouts)
-    source = "--gpu-memory-utilization"
+    layouts, source = tuple(layouts), "--gpu-memory-utilization"
     taken = weight_bytes + workspace_bytes + process_bytes + ram_bytes
     budget = max(0, math.floor(available_bytes * gpu_memory_utilization) - taken)
     if kv_cache_memory_bytes is not None:
@@ -124,10 +122,9 @@ def plan_memory(
     if hybrid_fraction is not None:
         budget -= (ram_bytes := int(budget * hybrid_fraction))
     if num_gpu_blocks_override is not None:
-        blocks: tuple[int, ...] | None = (num_gpu_blocks_override,) * len(layouts)
+        enough = num_gpu_blocks_override >= max(_needed(layouts, max_model_len, max_chunk))
+        blocks = (num_gpu_blocks_override,) * len(layouts) if enough else None
         budget, source = num_gpu_blocks_override * sum(layout.block_bytes for layout in layouts), "--num-gpu-blocks-override"
-        if num_gpu_blocks_override < max(_needed(layouts, max_model_len, max_chunk)):
-            blocks = None
     else:
         blocks = _split(layouts, max_model_len, max_chunk, budget)
     plan = MemoryPlan(

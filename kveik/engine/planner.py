@@ -95,8 +95,6 @@ def plan_model(
         weight_bytes = estimated_weight_bytes(spec, dtype)
     if workspace_bytes is None:
         workspace_bytes = estimated_workspace_bytes(config, spec, dtype, max_model_len)
-    if process_bytes is None:
-        process_bytes = resident_bytes() + spec.vocab * VOCABULARY_BYTES
     _check_weights(weight_bytes, available_bytes, config.cache.gpu_memory_utilization)
     memory = plan_memory(
         layouts=block_layouts(spec, config.cache.block_size, kv_type),
@@ -105,7 +103,7 @@ def plan_model(
         available_bytes=available_bytes,
         weight_bytes=weight_bytes,
         workspace_bytes=workspace_bytes,
-        process_bytes=process_bytes + SERVING_BYTES + staging_bytes(config.cache),
+        process_bytes=_process_bytes(config, spec, process_bytes),
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_gpu_blocks_override=config.cache.num_gpu_blocks_override,
@@ -127,7 +125,14 @@ def memory_for_process(root: Path) -> int:
     return memory_available(root).bytes + resident_bytes()
 
 
-def staging_bytes(cache: CacheConfig) -> int:
+def _process_bytes(config: EngineConfig, spec: ModelSpec, loaded: int | None) -> int:
+    """The process's own share. loaded: bytes beside the weights after loading; None before, when they are estimated."""
+    if loaded is None:
+        loaded = resident_bytes() + spec.vocab * VOCABULARY_BYTES
+    return loaded + SERVING_BYTES + _staging_bytes(config.cache)
+
+
+def _staging_bytes(cache: CacheConfig) -> int:
     """Buffers in front of the tiers."""
     tiers = (cache.kv_ram_bytes or cache.hybrid_kv_cache_fraction, cache.kv_disk, cache.kv_remote)
     return STAGING_BYTES * sum(map(bool, tiers))
