@@ -17,6 +17,7 @@ from kveik.cli.command import WIDTH, Command, LazyGroup
 from kveik.cli.foreign import advice_for
 from kveik.cli.interrupts import INTERRUPTED, end_at_once_on_ctrl_c
 from kveik.errors import KveikError
+from kveik.machine.allocator import bound_memory
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("kveik.cli.serve", "Serve a model with OpenAI's API, and a page at /."),
@@ -112,6 +113,7 @@ def main() -> None:
     # Again, for whoever comes in by this door instead of `kveik.cli.start`.
     end_at_once_on_ctrl_c()
     bound_spinning(os.environ)
+    bound_memory(os.environ)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -22,14 +22,14 @@ from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.expected import expected_weight_bytes, quantization_of
-from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
+from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, memory_for_process, plan_model
 from kveik.engine.public import public_tokens
 from kveik.engine.record import Recorder
 from kveik.engine.workspace import measured_activation_bytes
 from kveik.errors import BadValue, ModelBroken, Unreachable
 from kveik.kernels import native
+from kveik.machine.allocator import resident_bytes, return_free_memory
 from kveik.machine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
-from kveik.machine.limits import memory_available
 from kveik.machine.prefault import first_bytes, prefault
 from kveik.model.catalogue import find_model
 from kveik.model.decoder import Decoder, load_decoder
@@ -112,7 +112,7 @@ def open_engine(
         raise Unreachable(f"The model '{config.model.model}' is not here; fetch it with: kveik pull {config.model.model}")
     check_below(config.cache)
     native.use_environment()
-    available = memory_available(ROOT).bytes
+    available = memory_for_process(ROOT)
     file = open_model(path)
     weights = expected_weight_bytes(config, file)
     first_plan = plan_model(config, file.spec, available_bytes=available, weight_bytes=weights)
@@ -125,6 +125,8 @@ def open_engine(
     check_vocabulary(tokenizer, file.spec)
     public = PublicPrefixes(public_tokens(config.cache.public_prefix, tokenizer, template), config.cache.block_size)
     decoder = load_decoder(file, first_plan.dtype, quantization_of(config))
+    # Before the heap moves onto huge pages, which would make its free parts resident again.
+    return_free_memory()
     huge = _on_huge_pages(decoder)
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():
@@ -181,11 +183,17 @@ def check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
 
 
 def _plan_again(config: EngineConfig, first: ModelPlan, decoder: Decoder, available: int) -> ModelPlan:
-    """The plan with the weights' true size and a measured step in place of the estimates."""
+    """The plan with the weights' true size, a measured step and a measured process in place of the estimates."""
     measured = measured_activation_bytes(decoder, first)
     workspace = None if measured is None else measured + logits_bytes(config, first.spec)
+    return_free_memory()
     return plan_model(
-        config, first.spec, available_bytes=available, weight_bytes=decoder.weight_bytes, workspace_bytes=workspace
+        config,
+        first.spec,
+        available_bytes=available,
+        weight_bytes=decoder.weight_bytes,
+        workspace_bytes=workspace,
+        process_bytes=max(0, resident_bytes() - decoder.weight_bytes),
     )
 
 
@@ -255,9 +263,10 @@ def _join(
         kv_cache_dtype=plan.kv_type.name,
         block_size=config.cache.block_size,
         pool_bytes=memory.cache_bytes,
+        planned_bytes=memory.planned_bytes,
         tiers=() if below is None else tuple(store.name for store in below.stores),
     )
-    metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
+    metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below), resident_bytes)
     bus.subscribe(metrics.listen)
     bus.subscribe(partial(log_tiers, titles={} if below is None else below.mover.titles))
     transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock, bus.publish)

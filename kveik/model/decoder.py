@@ -12,7 +12,7 @@ from kveik.errors import Unsupported
 from kveik.kernels import native
 from kveik.kernels.native_linear import PackedWeight
 from kveik.model.batch import StepBatch
-from kveik.model.choice import no_blocks_because, no_kernels_because, tried
+from kveik.model.choice import chosen, no_blocks_because, no_kernels_because
 from kveik.model.native_loading import load_native_decoder, pack_blocks, pack_int8
 from kveik.model.spec import ModelSpec
 from kveik.model.torch_decoder import load_torch_decoder
@@ -72,10 +72,8 @@ def load_decoder(file: ModelFile, dtype: torch.dtype, quantization: Quantization
             return _int8(file, dtype)
         case "bf16":
             return _floats(file, dtype, "as --quantization says")
-    if (reason := no_blocks_because(file)) is not None:
-        return _floats(file, dtype, reason)
-    trial = tried(file, dtype)
-    return _blocks(file, dtype, str(trial)) if trial.blocks_win else _floats(file, dtype, str(trial))
+    choice = chosen(file)
+    return (_blocks if choice.blocks else _floats)(file, dtype, choice.why)
 
 
 def _floats(file: ModelFile, dtype: torch.dtype, why: str) -> Decoder:

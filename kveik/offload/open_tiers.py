@@ -23,6 +23,7 @@ from kveik.offload.carrier import BelowParts, Wake
 from kveik.offload.cost import Costs, LoadCost, PrefillCost
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import MovedTier, Mover
+from kveik.offload.staging import STAGING_BYTES
 from kveik.offload.stores.disk import DiskStore, disk_extent
 from kveik.offload.stores.disk_check import check_folder
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
@@ -35,9 +36,6 @@ from kveik.offload.tier_spec import TierSpec
 from kveik.words import counted
 
 log = logging.getLogger(__name__)
-
-STAGING_BYTES = 32 << 20
-"""Memory in front of each tier, for blocks that wait to be written."""
 
 LASTING, FOREIGN = frozenset({"disk", "remote"}), frozenset({"remote"})
 """Tiers that outlive the process, and those in which others write too."""

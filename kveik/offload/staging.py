@@ -6,6 +6,9 @@ import threading
 
 from kveik.offload.stores.record import HEADER_BYTES
 
+STAGING_BYTES = 32 << 20
+"""Memory in front of each tier, for blocks that wait to be written."""
+
 _ALIGNED = 64
 
 

@@ -132,7 +132,7 @@ class Lifetime:
             ),
             schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=128, prefill_chunk_size=64),
         )
-        plan = plan_model(config, spec_of(windows), available_bytes=1 << 30, weight_bytes=0, workspace_bytes=0)
+        plan = plan_model(config, spec_of(windows), available_bytes=1 << 30, weight_bytes=0, workspace_bytes=0, process_bytes=0)
         below = open_below(BelowSetting(config.cache, plan, b"model", "float32", seed, None), self.clock, lambda _: None)
         assert below is not None
         self.below = below
