@@ -125,7 +125,7 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?(?<
 def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where kveik keeps what it has fetched or made: $KVEIK_HOME, else $XDG_CACHE_HOME/kveik, else ~/.cache/kveik.
 
-    Raises BadValue where that is in the home of nobody.
+    Raises BadValue where that is in a home folder that does not exist.
     """
     try:
         if own := environ.get("KVEIK_HOME"):
@@ -134,7 +134,7 @@ def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
             return Path(shared).expanduser() / "kveik"
         return Path("~/.cache/kveik").expanduser()
     except RuntimeError as error:
-        raise BadValue("KVEIK_HOME, XDG_CACHE_HOME or ~ names the home of a user that there is not.") from error
+        raise BadValue("There is no home folder to keep files in. Set KVEIK_HOME to a folder that can be written.") from error
 
 
 def models_folder(environ: Mapping[str, str] = os.environ) -> Path:

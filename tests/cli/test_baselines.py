@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kveik.cli.against import PRESETS, baseline_of
+from kveik.cli.baselines import PRESETS, baseline_of
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.errors import BadValue
 
