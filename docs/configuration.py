@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 
-from kveik.cli.renamed_options import FOREIGN
 from kveik.cli.options import CACHE, MODEL, SAMPLING, SCHEDULE, SERVER, STREAM
+from kveik.cli.renamed_options import FOREIGN
 from kveik.cli.setting import Setting, Slice, settings_of
 
 _WHERE = (

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kveik.cli.options import Settings
-from kveik.cli.start import say
+from kveik.cli.start import say, show
 from kveik.config import EngineConfig
 from kveik.engine.throughput import Throughput, measure
 
@@ -18,7 +18,7 @@ def throughput(_: Settings, config: EngineConfig, as_json: bool, repeats: int) -
     """Prints tokens per second."""
     figures = measure(config, repeats=repeats, report=say)
     if as_json:
-        print(json.dumps(asdict(figures)))  # noqa: T201  # a result
+        show(json.dumps(asdict(figures)))
     else:
         console = Console()
         console.print(_table(figures))

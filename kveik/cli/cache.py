@@ -13,7 +13,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from kveik.cli.start import say
+from kveik.cli.start import say, show
 from kveik.clock import SystemClock
 from kveik.engine.replaying import ReplayFigures, ReplaySetting, read_trace
 from kveik.engine.replaying import replay as replay_once
@@ -57,7 +57,7 @@ def replay(
     figures = [replay_once(requests, setting, seed) for seed in range(seeds if draws else 1)]
     if as_json:
         for one in figures:
-            _show(json.dumps(asdict(one)))
+            show(json.dumps(asdict(one)))
     else:
         Console().print(_table(figures, setting))
 
@@ -65,28 +65,28 @@ def replay(
 def ls(path: Path) -> None:
     """Prints the records of a folder by layer group."""
     if _is_cleared(path):
-        _show("0 records")
+        show("0 records")
         return
     with _store(path, read_only=True) as store:
         groups: dict[int, list[int]] = {}
         for key, size in store.contents():
             groups.setdefault(key.group, []).append(size)
         for group, sizes in sorted(groups.items()):
-            _show(f"layer group {group}: {counted(len(sizes), 'record', ',')}, {counted(sum(sizes), 'byte', ',')}")
-        _show(f"{counted(store.records, 'record', ',')}, {counted(store.bytes_used, 'byte', ',')} on the disk")
+            show(f"layer group {group}: {counted(len(sizes), 'record', ',')}, {counted(sum(sizes), 'byte', ',')}")
+        show(f"{counted(store.records, 'record', ',')}, {counted(store.bytes_used, 'byte', ',')} on the disk")
 
 
 def verify(path: Path, forget: bool) -> int:
     """Reads and checks every record. Returns 1 where one would not be used."""
     if _is_cleared(path):
-        _show("0 records")
+        show("0 records")
         return 0
     with _store(path, read_only=not forget) as store:
         report = verify_store(store, forget=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
     removed = f"; {report.removed:,} removed" if forget else ""
     verb = "is" if report.records == 1 else "are"
-    _show(
+    show(
         f"{report.sound:,} of {counted(report.records, 'record', ',')} {verb} sound{reasons}; "
         f"{counted(report.bytes, 'byte', ',')} read{removed}"
     )
@@ -97,16 +97,12 @@ def clear(path: Path) -> None:
     """Removes what servers have written to a folder."""
     cleared = clear_folder(path, SystemClock())
     if cleared.records is None:
-        _show(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
+        show(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
     else:
-        _show(f"{counted(cleared.records, 'record', ',')} removed, {counted(cleared.bytes, 'byte', ',')} freed")
+        show(f"{counted(cleared.records, 'record', ',')} removed, {counted(cleared.bytes, 'byte', ',')} freed")
     if cleared.others:
         names = ", ".join(cleared.others[:OTHERS_NAMED]) + (", …" if len(cleared.others) > OTHERS_NAMED else "")
         say(f"not kveik's, so left: {names}")
-
-
-def _show(line: str) -> None:
-    print(line)  # noqa: T201  # a result
 
 
 def _is_cleared(folder: Path) -> bool:

@@ -174,7 +174,7 @@ def page(usage: str, text: str, sections: Mapping[str, Mapping[str, str]]) -> st
         for part in text.split("\n\n")
     ]
     rows = [f"{heading}:\n" + _rows(rows, width) for heading, rows in sections.items() if rows]
-    return "\n\n".join([f"Usage: {usage}", *parts, *rows]) + "\n"
+    return "\n\n".join([f"Usage: {usage}", *parts, *rows])
 
 
 def _rows(rows: Mapping[str, str], width: int) -> str:

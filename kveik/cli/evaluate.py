@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kveik.cli.command import WrongLine
 from kveik.cli.options import Settings
-from kveik.cli.start import interruptible
+from kveik.cli.start import interruptible, show
 from kveik.config import EngineConfig
 from kveik.engine.evaluate import EvaluationProgress, Task
 from kveik.engine.evaluate import evaluate as measure
@@ -92,7 +92,7 @@ class EvaluationDisplay:
 
 def _print_json(found: Evaluation) -> None:
     verdict = {"within_tolerance": found.within_tolerance, "decided": found.decided}
-    print(json.dumps(_strict({**asdict(found), **verdict}), allow_nan=False))  # noqa: T201  # a result
+    show(json.dumps(_strict({**asdict(found), **verdict}), allow_nan=False))
 
 
 def _strict(value: object) -> object:

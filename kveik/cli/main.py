@@ -17,7 +17,7 @@ from kveik.cli.command import Command, WrongLine, page
 from kveik.cli.commands import COMMANDS, GROUPS
 from kveik.cli.fetch import with_model
 from kveik.cli.options import MODEL
-from kveik.cli.start import INTERRUPTED, end_at_once_on_ctrl_c, say
+from kveik.cli.start import INTERRUPTED, end_at_once_on_ctrl_c, say, show
 from kveik.errors import KveikError
 
 HELP = """An LLM inference server whose key/value cache is paged, shared and explainable.
@@ -70,11 +70,11 @@ def _run(path: str, words: Sequence[str]) -> int:
         if f"{full} ".startswith(f"{name} ".lstrip())
     }
     if not name and words[:1] == ["--version"]:
-        print(f"kveik {__version__}")  # noqa: T201  # a result
+        show(f"kveik {__version__}")
     elif (not name and not words) or words[:1] == ["--help"]:
         summaries = {word: command.summary if name else GROUPS.get(word, command.summary) for word, command in inside.items()}
         sections = {"Options": OPTIONS, "Commands": summaries} if not name else {"Commands": summaries}
-        print(page(f"{path} COMMAND [OPTIONS]", GROUPS[name] if name else HELP, sections), end="")  # noqa: T201  # a result
+        show(page(f"{path} COMMAND [OPTIONS]", GROUPS[name] if name else HELP, sections))
     elif words:
         near = difflib.get_close_matches(words[0], inside, n=1)
         raise WrongLine(f"There is no command '{words[0][:50]}'.{f' Did you mean {near[0]}?' if near else ''}")
@@ -86,7 +86,7 @@ def _run(path: str, words: Sequence[str]) -> int:
 def _run_command(command: Command, path: str, words: Sequence[str]) -> int:
     read = command.read(words)
     if read is None:
-        print(command.help(path), end="")  # noqa: T201  # a result
+        show(command.help(path))
         return 0
     settings, own = read
     with ExitStack() as held:

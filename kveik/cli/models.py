@@ -6,6 +6,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from kveik.cli.fetch import fetch_model
+from kveik.cli.start import show
 from kveik.model.catalogue import CATALOGUE, DEFAULT_MODEL, fetched_file, models_folder
 
 COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
@@ -24,7 +25,7 @@ def models() -> None:
 
 def pull(model: str) -> None:
     """Fetches a model and prints where it is."""
-    print(fetch_model(model))  # noqa: T201  # a result
+    show(str(fetch_model(model)))
 
 
 def _table(*, wide: bool) -> Table:

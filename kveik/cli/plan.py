@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kveik.cli.options import Settings
+from kveik.cli.start import show
 from kveik.config import EngineConfig
 from kveik.engine.below import check_below, lines_below
 from kveik.engine.expected import expected_weight_bytes
@@ -20,4 +21,4 @@ def plan(_: Settings, config: EngineConfig) -> None:
     weights = expected_weight_bytes(config, file)
     fitting = plan_model(config, file.spec, weight_bytes=weights)
     for line in (*fitting.lines(), *lines_below(config, fitting)):
-        print(line)  # noqa: T201  # a result
+        show(line)

@@ -25,7 +25,12 @@ def main() -> None:
 def say(line: str) -> None:
     """Prints one line on stderr, dimmed in a terminal, so that a command's result can be piped."""
     shown = f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else line
-    print(shown, file=sys.stderr, flush=True)  # noqa: T201  # what is said beside the result
+    print(shown, file=sys.stderr, flush=True)  # noqa: T201  # what a person reads beside the result
+
+
+def show(text: str) -> None:
+    """Prints a result on stdout."""
+    print(text)  # noqa: T201  # what commands are run for
 
 
 def end_at_once_on_ctrl_c() -> None:
