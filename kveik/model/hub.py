@@ -20,6 +20,7 @@ from kveik.model.catalogue import CATALOGUE, Progress, PullProgress
 
 PATTERNS = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jin*"),
+    "additional_chat_templates/*.jinja",
     *("*.safetensors", "*.safetensors.index.json"),
 )
 """What is fetched. Weights in pickled formats are not: reading them runs code."""
