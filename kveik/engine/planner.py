@@ -16,7 +16,8 @@ from kveik.config import KV_ALIASES, EngineConfig, ScheduleConfig
 from kveik.engine.machine import ThreadPlan, bf16_support, cpu_threads, memory_available
 from kveik.errors import BadValue, DoesNotFit
 from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
-from kveik.model.spec import ModelSpec, tensor_shapes
+from kveik.model.spec import ModelSpec
+from kveik.model.tensors import tensor_shapes
 from kveik.words import counted
 
 ROOT = Path("/")

@@ -23,9 +23,10 @@ from torch import Tensor
 from kveik.errors import ModelBroken, Unreachable, Unsupported
 from kveik.model.gguf import GgufTensor, read_header, read_tensor
 from kveik.model.raw import RawTensor, raw_tensor
-from kveik.model.spec import ModelSpec, tensor_shapes
+from kveik.model.spec import ModelSpec
 from kveik.model.spec_config import spec_from_config
 from kveik.model.spec_gguf import spec_from_gguf
+from kveik.model.tensors import tensor_shapes
 from kveik.words import counted
 
 logger = logging.getLogger(__name__)

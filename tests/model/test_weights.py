@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from kveik.errors import ModelBroken, Unreachable, Unsupported
 from kveik.model.gguf import read_metadata
-from kveik.model.spec import tensor_shapes
+from kveik.model.tensors import tensor_shapes
 from kveik.model.torch_decoder import load_torch_decoder
 from kveik.model.weights import open_model
 from tests.model.tiny import save_folder, save_gguf, tiny_model
