@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from kveik.engine.machine import cpu_threads, memory_available
+from kveik.machine.limits import cpu_threads, memory_available
 
 ROOT = Path(__file__).parents[1]
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8")

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.command import run
 from benchmarks.decoder import World
-from kveik.engine.huge_pages import collapse_onto_huge_pages
+from kveik.machine.huge_pages import collapse_onto_huge_pages
 from kveik.model.decoder import Decoder, load_decoder
 from kveik.model.weights import open_model
 

@@ -26,11 +26,11 @@ from benchmarks.command import run
 from benchmarks.curves import Curve, Panel, drawing
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
-from kveik.engine.huge_pages import collapse_onto_huge_pages
 from kveik.kernels import native
 from kveik.kernels.attention import attend
 from kveik.kernels.batch import AttentionBatch
 from kveik.kernels.kv_types import BFLOAT16, FP8_E4M3, INT8, KvType
+from kveik.machine.huge_pages import collapse_onto_huge_pages
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 DECODES = ((1, 32_768), (32, 1024))

@@ -2,8 +2,9 @@
 
     python -m benchmarks.occupancy [TRACE.csv]          default: the excerpt in tests/traces
 
-200 requests arrive at once and go through the real scheduler and ledger, 64 at a time, with distinct prompts, so that nothing
-is shared and every slot counted is one sequence's own. Live slots are counted after every step and averaged over all steps.
+200 requests arrive at once and go through the real scheduler and KV cache manager, 64 at a time, with distinct prompts, so that
+nothing is shared and every slot counted is one sequence's own. Live slots are counted after every step, and
+averaged over all steps.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.command import run
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.config import BLOCK_SIZES, ScheduleConfig
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
-from kveik.schedule.plan import Sampled, StepOutcome
+from kveik.schedule.plan import StepOutcome
 from kveik.schedule.scheduler import Scheduler
 
 TRACE = Path(__file__).parent.parent / "tests" / "traces" / "azure_conv_200.csv"
@@ -64,10 +67,10 @@ def measure(block_size: int, requests: list[tuple[int, int]]) -> Occupancy:
     live, held, context, running, preemptions, steps = 0, 0, 0, 0, 0, 0
     while scheduler.has_work:
         plan = scheduler.plan(float(steps))
-        sampled = tuple(Sampled(chunk.sequence_id, 1) for chunk in plan.chunks if chunk.samples)
-        scheduler.settle(plan, StepOutcome.of(sampled), float(steps))
+        offsets = np.concatenate(([0], np.cumsum(plan.logits)))
+        scheduler.settle(plan, StepOutcome(np.ones(offsets[-1], dtype=np.int64), offsets), float(steps))
         live += sum(one.computed for one in scheduler.running_sequences())
-        held += scheduler.ledger.usage[0].held * block_size
+        held += scheduler.kv_cache.usage[0].held * block_size
         context += scheduler.running * CONTEXT
         running += scheduler.running
         preemptions += len(plan.preempted)
@@ -77,7 +80,7 @@ def measure(block_size: int, requests: list[tuple[int, int]]) -> Occupancy:
 
 def _scheduler(block_size: int) -> Scheduler:
     limits = ScheduleConfig(max_waiting=REQUESTS)
-    ledger = CacheLedger(
+    kv_cache = KVCacheManager(
         [LayerGroup((0,), 1, 1, None)],
         [POOL_TOKENS // block_size],
         block_size=block_size,
@@ -85,7 +88,7 @@ def _scheduler(block_size: int) -> Scheduler:
         max_model_len=CONTEXT,
         max_chunk=limits.prefill_chunk_size,
     )
-    return Scheduler(ledger, limits, CONTEXT)
+    return Scheduler(kv_cache, limits, CONTEXT)
 
 
 def _sequences(requests: list[tuple[int, int]]) -> list[Sequence]:

@@ -23,9 +23,9 @@ from benchmarks.command import parser_of, run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
-from kveik.engine.distance import distances
-from kveik.engine.listening import executor_of, read_text
 from kveik.engine.llm import LLM
+from kveik.measure.distance import distances
+from kveik.measure.listening import executor_of, read_text
 from kveik.request.request import SamplingParams
 from kveik.text.heldout import heldout_text
 

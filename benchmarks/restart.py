@@ -85,7 +85,7 @@ def measure(model: str, rounds: int) -> dict[str, float]:
         time.sleep(1.0)
         loads, reads, size = [asked(second, turn)], [read_seconds(folder, memory)[0]], 0
         for _ in range(rounds):
-            second.loaded.engine.scheduler.ledger.reset()
+            second.loaded.engine.scheduler.kv_cache.reset()
             loads.append(asked(second, turn))
             seconds, size = read_seconds(folder, memory)
             reads.append(seconds)

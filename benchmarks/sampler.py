@@ -16,6 +16,7 @@ from benchmarks.command import run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.request.request import Request, SamplingParams
+from kveik.request.sampling_rows import SamplingRows, TokenHistory, rows_of
 from kveik.request.sequence import Sequence
 from kveik.sample.sampler import Sampler
 
@@ -48,6 +49,13 @@ def sequences(count: int, vocab: int, sampling: dict[str, object]) -> list[Seque
     return made
 
 
+def _rows(asked: list[Sequence]) -> SamplingRows:
+    """One row for each."""
+    return rows_of(
+        (one.sampling, one.seed, one.choice, TokenHistory(one.tokens, one.length, one.prompt_length), one.id) for one in asked
+    )
+
+
 def step_ms(batch: int, vocab: int, kind: str, scale: float, repeats: int) -> float:
     """Milliseconds of the quickest of several steps, each with logits that are not in the processor's cache."""
     rows = torch.randn(batch, vocab, generator=torch.Generator().manual_seed(0)) * scale
@@ -57,11 +65,12 @@ def step_ms(batch: int, vocab: int, kind: str, scale: float, repeats: int) -> fl
     asked, sampler, best = sequences(batch, vocab, KINDS[kind]), Sampler(vocab, vocab), float("inf")
     for _ in range(repeats + 1):
         logits = rows.clone()
+        columns = _rows(asked)
         started = time.perf_counter()
-        choices = sampler.choose(logits, asked)
+        choices = sampler.choose(logits, columns)
         best = min(best, time.perf_counter() - started)
-        for sequence, choice in zip(asked, choices, strict=True):
-            sequence.tokens.append(choice.token)
+        for sequence, token in zip(asked, choices.tokens.tolist(), strict=True):
+            sequence.tokens.append(token)
     return best * 1e3
 
 

@@ -28,8 +28,8 @@ import torch
 from benchmarks.command import run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup, blocks_for
-from kveik.cache.ledger import CacheLedger
 from kveik.clock import SystemClock
 from kveik.config import ScheduleConfig, StreamConfig
 from kveik.engine.engine import Engine
@@ -40,6 +40,7 @@ from kveik.engine.stream import RequestStream
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.request.request import Request, SamplingParams
+from kveik.request.sampling_rows import SamplingRows
 from kveik.sample.sampler import Choices
 from kveik.schedule.scheduler import Scheduler
 from kveik.text.token_bytes import spelling_of_decoder
@@ -71,8 +72,8 @@ class NoModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    def choose(self, logits: torch.Tensor, sequences: list[object]) -> Choices:
-        return Choices(self._tokens[: len(sequences)], frozenset(), {})
+    def choose(self, logits: torch.Tensor, rows: SamplingRows) -> Choices:
+        return Choices(self._tokens[: len(rows)], frozenset(), {})
 
 
 class NoTokenizer:
@@ -137,11 +138,11 @@ class Bench:
         limits = ScheduleConfig(
             max_num_seqs=count, max_num_batched_tokens=65_536, prefill_chunk_size=65_536, max_waiting=count + 1
         )
-        self.ledger = CacheLedger(groups, [blocks], block_size=BLOCK, rows=count, max_model_len=limit, max_chunk=65_536)
-        self.scheduler = Scheduler(self.ledger, limits, limit, frozenset({0}))
+        self.kv_cache = KVCacheManager(groups, [blocks], block_size=BLOCK, rows=count, max_model_len=limit, max_chunk=65_536)
+        self.scheduler = Scheduler(self.kv_cache, limits, limit, frozenset({0}))
         model: Any = NoModel(count)
         tokenizer: Any = NoTokenizer()
-        executor = ModelExecutor(model, model, model, self.ledger.tables, groups, BLOCK)
+        executor = ModelExecutor(model, model, model, groups, BLOCK)
         bus = EventBus()
         bus.subscribe(Metrics(facts_without_model("bfloat16", BLOCK)).listen)
         self.engine = Engine(self.scheduler, executor, SystemClock(), Recorder(bus, self.scheduler), seed=0)
@@ -153,7 +154,8 @@ class Bench:
         for owner, name, part in (
             (self.scheduler, "plan", "plan"),
             (self.scheduler, "settle", "settle"),
-            (executor, "run", "run"),
+            (executor, "launch", "run"),
+            (executor, "collect", "run"),
         ):
             self.watch.wrap(owner, name, part)
 
@@ -192,6 +194,10 @@ class Bench:
         plan, run, settle = (spent.get(part, 0.0) for part in ("plan", "run", "settle"))
         return dict(zip(PARTS, (plan, run, settle, whole - plan - run - settle), strict=True))
 
+    def behind(self) -> bool:
+        """Whether a prompt is not computed yet."""
+        return any(one.pending > 1 for one in self.scheduler.running_sequences())
+
     def drain(self) -> None:
         """The readers' part, which is not the step's: they take what has come."""
         for stream in self.streams:
@@ -201,7 +207,7 @@ class Bench:
 def measure(count: int, context: int, steps: int, *, own: bool) -> dict[str, list[float]]:
     """Milliseconds of every part in every step."""
     bench = Bench(count, context, steps, own=own)
-    while bench.scheduler.running < count or bench.scheduler.waiting or any(bench.scheduler._prefills):
+    while bench.scheduler.running < count or bench.scheduler.waiting or bench.behind():
         bench.step()
         bench.drain()
     gc.collect()

@@ -24,15 +24,15 @@ from benchmarks.command import parser_of, run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.clock import SystemClock
-from kveik.tiers.breaker import BreakerLimits
-from kveik.tiers.disk import DiskStore
-from kveik.tiers.encode import Codec, Int8Rows, Raw
-from kveik.tiers.mover import Mover, Tier
-from kveik.tiers.ram import RamStore
-from kveik.tiers.record import HEADER_BYTES, Miss, RecordFormat, RecordKey
-from kveik.tiers.remote import RemoteLimits, RemoteStore
-from kveik.tiers.store import Store
-from kveik.tiers.tally import Loaded
+from kveik.offload.breaker import BreakerLimits
+from kveik.offload.counts import Loaded
+from kveik.offload.mover import MovedTier, Mover
+from kveik.offload.stores.disk import DiskStore
+from kveik.offload.stores.encode import Codec, Int8Rows, Raw
+from kveik.offload.stores.ram import RamStore
+from kveik.offload.stores.record import HEADER_BYTES, Miss, RecordFormat, RecordKey
+from kveik.offload.stores.remote import RemoteLimits, RemoteStore
+from kveik.offload.stores.store import Store
 
 PAGE = "CACHE.md"
 LAYERS, KV_HEADS, SLOTS, HEAD_DIM = 30, 3, 16, 64
@@ -125,7 +125,7 @@ def store_figures(store: Store, codec: Codec, blocks: Sequence[memoryview], plai
     batches = [records[start : start + 16] for start in range(0, len(records), 16)]
     writing = seconds_of(lambda: [store.put_many(batch) for batch in batches])
     _, targets = pool_of(len(blocks))
-    mover = Mover([Tier(store=store, codecs=[codec], limits=PATIENT)], SystemClock())
+    mover = Mover([MovedTier(store=store, codecs=[codec], limits=PATIENT)], SystemClock())
     load(mover, store.name, targets)
     mine, plainly = [], []
     for _ in range(ROUNDS):
@@ -184,7 +184,7 @@ def stores(folder: Path, blocks: Sequence[memoryview]) -> dict[str, dict[str, fl
 def spill_microseconds(blocks: Sequence[memoryview]) -> float:
     """What handing one block to the mover takes of a step."""
     clock, codec = SystemClock(), CODECS["raw"]
-    tier = Tier(store=RamStore([format_of(codec)], CAPACITY, clock), codecs=[codec], staging_bytes=CAPACITY)
+    tier = MovedTier(store=RamStore([format_of(codec)], CAPACITY, clock), codecs=[codec], staging_bytes=CAPACITY)
     mover = Mover([tier], clock)
     took = []
     for _ in range(ROUNDS):

@@ -13,7 +13,22 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "ARCHITECTURE.md"
 START, END = "<!-- tree -->\n", "<!-- end of tree -->\n"
 
-FLOORS = ("cli", "server", "engine", "schedule", "model", "sample", "request", "cache", "tiers", "text", "kernels", "observe")
+FLOORS = (
+    "cli",
+    "server",
+    "measure",
+    "engine",
+    "schedule",
+    "model",
+    "sample",
+    "offload",
+    "request",
+    "cache",
+    "text",
+    "kernels",
+    "observe",
+    "machine",
+)
 """From the top of the stairs to the ground; pyproject.toml has the contract."""
 
 

@@ -216,7 +216,7 @@ class ScheduleConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come, first served. priority: lower `priority` first, then arrival."""
 
-    priority_ageing_seconds: float = 30.0
+    priority_aging_seconds: float = 30.0
     """Seconds of age that weigh as much as one priority level, so that a low priority is served in bounded time. inf: none."""
 
     max_waiting: int = 1024
@@ -231,10 +231,10 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _at_least(self, max_num_seqs=1, max_num_batched_tokens=1, prefill_chunk_size=1, long_prefill_token_threshold=1)
         _at_least(self, max_waiting=1, look_past=0, look_past_limit=0)
-        if not self.priority_ageing_seconds > 0:
+        if not self.priority_aging_seconds > 0:
             raise BadValue(
-                f"--priority-ageing-seconds is {self.priority_ageing_seconds}; it must be above 0 (inf: no ageing).",
-                param="priority_ageing_seconds",
+                f"--priority-aging-seconds is {self.priority_aging_seconds}; it must be above 0 (inf: no aging).",
+                param="priority_aging_seconds",
             )
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise BadValue(

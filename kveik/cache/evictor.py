@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from itertools import islice, takewhile
 
-from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.gone import Gone, in_runs
-from kveik.cache.directory.orders import Transfer
 from kveik.cache.eviction.policy import EvictionPolicy, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
 from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import LayerGroup
+from kveik.offload.evicted import Gone, in_runs
+from kveik.offload.manager import OffloadManager
+from kveik.offload.transfer import Transfer
 
 SAMPLES = 16
 
@@ -45,7 +45,7 @@ class Evictor:
         self.asking: Owner = b""
         """Who takes the next blocks."""
 
-        self._below: Directory | None = None
+        self._below: OffloadManager | None = None
         self._transfers: list[Transfer] = []
         self._groups = groups
         self._block_size = block_size
@@ -64,12 +64,12 @@ class Evictor:
             self._lead.pool.count_parties(len(self.tenants.parties))
 
     @property
-    def below(self) -> Directory | None:
+    def below(self) -> OffloadManager | None:
         """The tiers, where there are any; they are offered what is given up here, and told of the same requests."""
         return self._below
 
     @below.setter
-    def below(self, directory: Directory | None) -> None:
+    def below(self, directory: OffloadManager | None) -> None:
         self._below = directory
         if directory is not None:
             directory.block_of = self._block_of
@@ -98,7 +98,7 @@ class Evictor:
         if self.tenants is not None:
             self._settle_grants(self.tenants, visit.tenant, keys[:stored])
 
-    def _offer_rest(self, below: Directory, visit: Visit, first: int) -> None:
+    def _offer_rest(self, below: OffloadManager, visit: Visit, first: int) -> None:
         owners = [None if place < visit.public else visit.tenant for place in range(first, len(visit.keys))]
         below.offered(self._gone(visit.keys[first:], owners), self.now)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from kveik.cache.block_pool import FULL, PARTIAL, BlockPool
 from kveik.cache.layout import LayerGroup
-from kveik.cache.pool import FULL, PARTIAL, BlockPool
-from kveik.cache.prefix import PrefixIndex, Tokens
+from kveik.cache.prefix_cache import PrefixCache, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class GroupBlocks:
         self.group = group
         self.window = group.window
         self.pool = BlockPool(blocks)
-        self.index = PrefixIndex()
+        self.index = PrefixCache()
         self.give_up: Callable[[int], None] | None = None
         """Called when the next so many blocks to take are full ones: makes the content unfindable that should go before it."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kveik.cache.layout import BlockCopy, BlockLayout
-from kveik.memory import address_space
+from kveik.machine.address_space import address_space
 
 
 class BlockStorage:

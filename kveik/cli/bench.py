@@ -11,7 +11,7 @@ from rich.table import Table
 from kveik.cli.options import Settings
 from kveik.cli.start import say, show
 from kveik.config import EngineConfig
-from kveik.engine.throughput import Throughput, measure
+from kveik.measure.throughput import Throughput, measure
 
 
 def throughput(_: Settings, config: EngineConfig, as_json: bool, repeats: int) -> None:

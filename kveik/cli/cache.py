@@ -15,12 +15,12 @@ from rich.table import Table
 
 from kveik.cli.start import say, show
 from kveik.clock import SystemClock
-from kveik.engine.replaying import ReplayFigures, ReplaySetting, read_trace
-from kveik.engine.replaying import replay as replay_once
-from kveik.tiers.disk import DiskStore
-from kveik.tiers.disk_clear import clear_folder
-from kveik.tiers.disk_left import check_left, is_cleared, store_at
-from kveik.tiers.store import verify as verify_store
+from kveik.measure.trace_replay import ReplayFigures, ReplaySetting, read_trace
+from kveik.measure.trace_replay import replay as replay_once
+from kveik.offload.stores.disk import DiskStore
+from kveik.offload.stores.disk_clear import clear_folder
+from kveik.offload.stores.disk_left import check_left, is_cleared, store_at
+from kveik.offload.stores.store import verify as verify_store
 from kveik.words import counted
 
 OTHERS_NAMED = 5

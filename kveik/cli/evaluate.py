@@ -14,11 +14,11 @@ from kveik.cli.command import WrongLine
 from kveik.cli.options import Settings
 from kveik.cli.start import interruptible, show
 from kveik.config import EngineConfig
-from kveik.engine.evaluate import EvaluationProgress, Task
-from kveik.engine.evaluate import evaluate as measure
-from kveik.engine.evaluation import Evaluation
-from kveik.engine.verdict import quality_sentence, sampling_sentence
 from kveik.errors import BadValue
+from kveik.measure.evaluate import EvaluationProgress, Task
+from kveik.measure.evaluate import evaluate as measure
+from kveik.measure.evaluation import Evaluation
+from kveik.measure.verdict import quality_sentence, sampling_sentence
 from kveik.text.heldout import heldout_text
 from kveik.words import counted
 

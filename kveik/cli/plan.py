@@ -5,11 +5,11 @@ from __future__ import annotations
 from kveik.cli.options import Settings
 from kveik.cli.start import show
 from kveik.config import EngineConfig
-from kveik.engine.below import check_below, lines_below
 from kveik.engine.expected import expected_weight_bytes
 from kveik.engine.planner import plan_model
 from kveik.model.catalogue import find_model
 from kveik.model.weights import open_model
+from kveik.offload.open_tiers import check_below, lines_below
 
 
 def plan(_: Settings, config: EngineConfig) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from kveik.cli.options import Settings
 from kveik.cli.start import say
 from kveik.config import EngineConfig, ModelConfig, ServerConfig
-from kveik.engine.accounts import CacheStats, cache_stats, reset_cache, tier_status
 from kveik.engine.build import LoadedEngine, open_engine
+from kveik.engine.cache_stats import CacheStats, cache_stats, reset_cache, tier_status
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import can_keep, learnt_path, load_learnt, save_learnt
 from kveik.engine.loop import EngineLoop
@@ -37,9 +37,9 @@ def serve(settings: Settings, config: EngineConfig, sockets: list[socket.socket]
     loaded = open_engine(config, log.info, shares=shares)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
     learnt, scheduler = learnt_path(config.cache, loaded.fingerprint), loaded.engine.scheduler
-    if learnt is not None and load_learnt(learnt, scheduler.ledger.evictor, scheduler.below.costs):
+    if learnt is not None and load_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below.costs):
         log.info("eviction goes on from what was learnt before: %s", learnt)
-    keeping = scheduler.ledger.evictor.policy is not None and can_keep(learnt)
+    keeping = scheduler.kv_cache.evictor.policy is not None and can_keep(learnt)
     names = server.served_model_name or (own_name(settings.of(ModelConfig).model),)
     loop.start()
     # What is alive now stays alive: the collector need not walk through model and vocabulary in the middle of a step.
@@ -53,7 +53,7 @@ def serve(settings: Settings, config: EngineConfig, sockets: list[socket.socket]
         loop.stop()
         loaded.close(server.drain_seconds)
         if learnt is not None and keeping:
-            save_learnt(learnt, scheduler.ledger.evictor, scheduler.below.costs)
+            save_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below.costs)
         # What is frozen is not collected at the end either, and the native module complains of all that is left of it.
         gc.unfreeze()
 
@@ -100,7 +100,7 @@ def _reset(engine: Engine) -> CacheStats:
 
 def _counts(scheduler: Scheduler) -> Mapping[str, int | float]:
     """The page's live numbers. Read beside the step loop, so that two of them may be a step apart."""
-    groups = scheduler.ledger.usage
+    groups = scheduler.kv_cache.usage
     queries = scheduler.prefix_queries
     return {
         "running": scheduler.running,

@@ -12,27 +12,25 @@ from pathlib import Path
 import torch
 
 from kveik.cache.evictor import leading
-from kveik.cache.ledger import CacheLedger
-from kveik.cache.public import PublicPrefixes
+from kveik.cache.kv_cache_manager import KVCacheManager
+from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
-from kveik.engine.accounts import tier_facts
-from kveik.engine.below import BelowSetting, check_below, open_below
+from kveik.engine.cache_stats import tier_facts
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.expected import expected_weight_bytes, quantization_of
-from kveik.engine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
-from kveik.engine.machine import memory_available
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
-from kveik.engine.prefault import first_bytes, prefault
 from kveik.engine.public import public_tokens
 from kveik.engine.record import Recorder
-from kveik.engine.transfers import BelowParts, PoolMemory, Transfers
 from kveik.engine.workspace import measured_activation_bytes
 from kveik.errors import BadValue, ModelBroken, Unreachable
 from kveik.kernels import native
+from kveik.machine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
+from kveik.machine.limits import memory_available
+from kveik.machine.prefault import first_bytes, prefault
 from kveik.model.catalogue import find_model
 from kveik.model.decoder import Decoder, load_decoder
 from kveik.model.spec import ModelSpec
@@ -40,6 +38,8 @@ from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.observe.tier_log import log_tiers
+from kveik.offload.carrier import BelowParts, PoolMemory, Transfers
+from kveik.offload.open_tiers import BelowSetting, check_below, open_below
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
 from kveik.text.chat import ChatTemplate, TemplateSources, chat_template_from_folder, chat_template_from_gguf
@@ -131,12 +131,12 @@ def open_engine(
     report(native.described())
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
-    ledger = _ledger(config, fingerprint, decoder, plan, shares, public)
+    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public)
     clock = clock or SystemClock()
     setting = BelowSetting(config.cache, plan, fingerprint, _kv_dtype(decoder, plan), config.stream.seed, shares)
     below = open_below(setting, clock, report)
     eos_ids = tokenizer.eos_ids | file.eos_ids
-    return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, ledger, below, clock)
+    return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, kv_cache, below, clock)
 
 
 def _on_huge_pages(decoder: Decoder) -> int:
@@ -188,16 +188,16 @@ def _plan_again(config: EngineConfig, first: ModelPlan, decoder: Decoder, availa
     )
 
 
-def _ledger(
+def _kv_cache(
     config: EngineConfig,
     fingerprint: bytes,
     decoder: Decoder,
     plan: ModelPlan,
     shares: Shares | None,
     public: PublicPrefixes,
-) -> CacheLedger:
+) -> KVCacheManager:
     blocks = plan.memory.blocks
-    return CacheLedger(
+    return KVCacheManager(
         plan.spec.groups,
         blocks,
         block_size=config.cache.block_size,
@@ -225,21 +225,20 @@ def _join(
     template: ChatTemplate | None,
     decoder: Decoder,
     plan: ModelPlan,
-    ledger: CacheLedger,
+    kv_cache: KVCacheManager,
     below: BelowParts | None,
     clock: Clock,
 ) -> LoadedEngine:
     memory = plan.memory
-    ledger.evictor.below = None if below is None else below.directory
+    kv_cache.evictor.below = None if below is None else below.directory
     costs = None if below is None else below.costs
-    scheduler = Scheduler(ledger, config.schedule, plan.max_model_len, eos_ids, costs)
+    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, eos_ids, costs)
     storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
     prefault(storage.tensors, first_bytes(storage.tensors, config.cache.block_size, plan.max_model_len))
     executor = ModelExecutor(
         decoder,
         Sampler(plan.spec.vocab, tokenizer.vocab_size, eos_ids),
         storage,
-        ledger.tables,
         plan.spec.groups,
         config.cache.block_size,
         plan.kv_type.of_bytes,

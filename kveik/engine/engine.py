@@ -1,21 +1,21 @@
-"""One step of the engine: plan, run, settle, record. Knows no thread, no socket and no text."""
+"""One step of the engine: plan, launch, collect, settle, record. Knows no thread, no socket and no text."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from kveik.clock import Clock
+from kveik.engine.executor import Executor
 from kveik.engine.record import Recorder
 from kveik.engine.stream import TokenEvent
-from kveik.engine.transfers import Transfers
 from kveik.errors import NonFiniteLogits, Overloaded, StepFailed
+from kveik.offload.carrier import Transfers
 from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
 from kveik.schedule.plan import PromptLogprobs, Settled, StepOutcome, StepPlan
@@ -28,31 +28,15 @@ IDS_TOLD = 8
 """Requests that one line of the log names."""
 
 
-class Executor(Protocol):
-    """Carries out a plan: copies blocks, runs the model, samples."""
-
-    def copy(self, plan: StepPlan) -> None:
-        """Carry out the plan's copies of blocks, before anything else is written into the pool."""
-        ...
-
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
-        """One token per chunk that samples, in the plan's order. Raises only when the whole step failed."""
-        ...
-
-    def forget(self, sequence_id: int) -> None:
-        """The sequence is over: drop what was kept for it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """What one step brought for the readers."""
 
     sequences: tuple[Sequence, ...] = ()
-    """Who has news, in the plan's order."""
+    """[rows] of the plan"""
 
-    news: Items[int | TokenEvent] = ()
-    """For each of them: a bare token, or an event where there is more to tell, or no token."""
+    news: Items[TokenEvent | None] = ()
+    """[rows]: a row's tokens, or its end, or both; None: nothing yet"""
 
     admitted: tuple[tuple[int, int], ...] = ()
     """(sequence id, prompt tokens found in the cache) of sequences admitted for the first time."""
@@ -60,10 +44,11 @@ class StepReport:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     @property
-    def events(self) -> Iterator[tuple[int, TokenEvent]]:
-        """(sequence id, event) in the plan's order, made for whoever wants them alike."""
-        for sequence, news in zip(self.sequences, self.news, strict=True):
-            yield sequence.id, TokenEvent(sequence.choice, news) if isinstance(news, int) else news
+    def events(self) -> Iterator[tuple[Sequence, TokenEvent]]:
+        """Rows that have news, in the plan's order."""
+        for sequence, event in zip(self.sequences, self.news, strict=True):
+            if event is not None:
+                yield sequence, event
 
 
 class Engine:
@@ -92,8 +77,8 @@ class Engine:
         self._queued: set[int] = set()
         """Sequences that have not been admitted yet."""
 
-        self._sampling: tuple[tuple[int, ...], tuple[Sequence, ...]] = ((), ())
-        """Who sampled in the latest step: ids, and the same sequences. Mostly it is the same ones again."""
+        self._rows: tuple[tuple[int, ...], tuple[Sequence, ...]] = ((), ())
+        """Rows of the latest step: ids, and the same sequences. Mostly they are the same again."""
 
     @property
     def has_work(self) -> bool:
@@ -153,31 +138,34 @@ class Engine:
             self.transfers.attend()
         started = self.clock.now()
         plan = self.scheduler.plan(started)
-        if self.transfers is None:
-            self.executor.copy(plan)
-        else:
-            self.transfers.carry_out(lambda: self.executor.copy(plan))
-            self.recorder.decided()
-        self._stalled = plan.empty
-        if plan.empty:
-            return StepReport()
-        admitted = self._first_admissions(plan)
-        self.recorder.planned(plan, admitted)
         try:
-            outcome = self.executor.run(plan, self._live.__getitem__)
+            self._launch(plan)
+            self._stalled = plan.empty
+            if plan.empty:
+                return StepReport()
+            admitted = self._first_admissions(plan)
+            self.recorder.planned(plan, admitted)
+            outcome = self.executor.collect()
         except Exception:
             return self._give_up(plan)
         now = self.clock.now()
-        sampling = self._sampling_in(plan)
+        sequences = self._sequences(plan)
         settled = self.scheduler.settle(plan, outcome, now)
         self.recorder.stepped(plan, outcome, settled, self._live, now=now, seconds=now - started)
-        news = self._news(sampling, outcome, settled)
-        for finished in settled.finished:
+        news = _news(sequences, outcome, settled)
+        for finished in settled.finished.values():
             self._retire(finished.sequence_id, finished.reason, now)
         if self.transfers is not None:
             self.transfers.stepped(plan, now - started)
         cached = tuple((sequence.id, sequence.cached_tokens or 0) for sequence in admitted)
-        return StepReport(sampling, news, cached, outcome.prompt_logprobs)
+        return StepReport(sequences, news, cached, outcome.prompt_logprobs)
+
+    def _launch(self, plan: StepPlan) -> None:
+        if self.transfers is None:
+            self.executor.launch(plan)
+        else:
+            self.transfers.carry_out(lambda: self.executor.launch(plan))
+            self.recorder.decided()
 
     def attend(self) -> None:
         """Between steps: take note of what tiers tell, and give them what there is to do."""
@@ -187,50 +175,65 @@ class Engine:
 
     def learn(self) -> None:
         """Let the cache draw conclusions from what it has seen: milliseconds now and then, for between two steps."""
-        self.scheduler.ledger.evictor.learn()
+        self.scheduler.kv_cache.evictor.learn()
 
-    def _sampling_in(self, plan: StepPlan) -> tuple[Sequence, ...]:
-        ids = plan.sampling_ids
-        if ids is not self._sampling[0]:
-            self._sampling = (ids, tuple([self._live[sequence_id] for sequence_id in ids]))
-        return self._sampling[1]
+    def _sequences(self, plan: StepPlan) -> tuple[Sequence, ...]:
+        ids = plan.sequence_ids
+        if ids is not self._rows[0]:
+            self._rows = (ids, tuple([self._live[sequence_id] for sequence_id in ids]))
+        return self._rows[1]
 
     def _first_admissions(self, plan: StepPlan) -> list[Sequence]:
         first = [sequence_id for sequence_id in plan.admitted if sequence_id in self._queued]
         self._queued.difference_update(first)
         return [self._live[sequence_id] for sequence_id in first]
 
-    def _news(self, sampling: Items[Sequence], outcome: StepOutcome, settled: Settled) -> list[int | TokenEvent]:
-        """Most have a token and nothing else to tell, so that only the others cost more than an integer."""
-        news: list[int | TokenEvent] = outcome.tokens.tolist()
-        ends = {place: finished.reason for place, finished in zip(settled.places, settled.finished, strict=True)}
-        if outcome.failed:
-            ids = ", ".join(sampling[place].request.id for place in sorted(outcome.failed)[:IDS_TOLD])
-            logger.error("Logits that were not finite end %s: %s", counted(len(outcome.failed), "sequence"), ids)
-        for place in outcome.failed:
-            news[place] = TokenEvent.failed(sampling[place].choice, NonFiniteLogits())
-        for place in {*ends, *outcome.logprobs} - outcome.failed:
-            sequence = sampling[place]
-            news[place] = TokenEvent(
-                choice=sequence.choice,
-                token=int(outcome.tokens[place]),
-                logprob=outcome.logprobs.get(place),
-                finish_reason=ends.get(place),
-                stop_token=sequence.stop_token,
-            )
-        return news
-
     def _retire(self, sequence_id: int, reason: FinishReason, now: float) -> None:
         """The scheduler has let go of the sequence; so does everybody else."""
         sequence = self._live.pop(sequence_id)
         self._queued.discard(sequence_id)
-        self.executor.forget(sequence_id)
         self.recorder.finished(sequence, reason, now)
 
     def _give_up(self, plan: StepPlan) -> StepReport:
-        """The step failed as a whole: its sequences end with an error. What they would have written is registered nowhere."""
+        """The step failed as a whole: its sequences end with an error. What they would have written is cached nowhere."""
         logger.exception("A step failed, and with it %s. The plan was %s", counted(plan.rows, "sequence"), plan)
-        sequences = tuple(self._live[chunk.sequence_id] for chunk in plan.chunks)
+        sequences = tuple(self._live[sequence_id] for sequence_id in plan.sequence_ids)
         for sequence in sequences:
             self.abort(sequence.id, "error")
         return StepReport(sequences, [TokenEvent.failed(sequence.choice, StepFailed()) for sequence in sequences])
+
+
+def _news(sequences: Items[Sequence], outcome: StepOutcome, settled: Settled) -> list[TokenEvent | None]:
+    """Most rows have a token and nothing else to tell."""
+    tokens = outcome.tokens.tolist()
+    news: list[TokenEvent | None]
+    if len(tokens) == len(sequences) and not outcome.failed and (settled.kept == 1).all():
+        news = [TokenEvent(sequence.choice, (token,)) for sequence, token in zip(sequences, tokens, strict=True)]
+    else:
+        starts, kept = outcome.offsets.tolist(), settled.kept.tolist()
+        news = [
+            TokenEvent(sequence.choice, tuple(tokens[start : start + count])) if count else None
+            for sequence, start, count in zip(sequences, starts, kept, strict=False)
+        ]
+    if outcome.failed:
+        ids = ", ".join(sequences[row].request.id for row in sorted(outcome.failed)[:IDS_TOLD])
+        logger.error("Logits that were not finite end %s: %s", counted(len(outcome.failed), "sequence"), ids)
+    reported = {int(np.searchsorted(outcome.offsets, place, side="right")) - 1 for place in outcome.logprobs}
+    for row in {*settled.finished, *outcome.failed, *reported}:
+        news[row] = _detailed(sequences[row], row, news[row], outcome, settled)
+    return news
+
+
+def _detailed(sequence: Sequence, row: int, event: TokenEvent | None, outcome: StepOutcome, settled: Settled) -> TokenEvent:
+    """A row's news with log-probabilities, and with its end."""
+    tokens = () if event is None else event.tokens
+    start, finished = int(outcome.offsets[row]), settled.finished.get(row)
+    logprobs = [outcome.logprobs.get(place) for place in range(start, start + len(tokens))]
+    return TokenEvent(
+        choice=sequence.choice,
+        tokens=tokens,
+        logprobs=tuple(one for one in logprobs if one is not None),
+        finish_reason=None if finished is None else finished.reason,
+        stop_token=sequence.stop_token,
+        error=NonFiniteLogits() if row in outcome.failed else None,
+    )

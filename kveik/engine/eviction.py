@@ -13,7 +13,6 @@ from typing import Protocol
 
 import numpy as np
 
-from kveik.cache.cost import Costs
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Learnt
@@ -23,6 +22,7 @@ from kveik.cache.evictor import Evictor
 from kveik.config import CacheConfig
 from kveik.errors import BadValue
 from kveik.model.catalogue import home_folder
+from kveik.offload.cost import Costs
 
 logger = logging.getLogger(__name__)
 

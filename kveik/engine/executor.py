@@ -1,10 +1,11 @@
-"""Carries out a step's plan: copies blocks, lays out the batch from the block tables, runs the decoder, samples."""
+"""Executors of step plans: copies blocks, lays out the batch, runs the decoder, samples. A plan is all that they need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,35 +19,54 @@ from kveik.kernels.kv_types import KvType
 from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
 from kveik.request.request import TokenLogprob
-from kveik.request.sequence import Sequence
 from kveik.sample.sampler import Sampler, prompt_logprobs
-from kveik.schedule.plan import Chunk, PromptLogprobs, StepOutcome, StepPlan
+from kveik.sample.verify import accepted
+from kveik.schedule.plan import PromptLogprobs, PromptTargets, StepOutcome, StepPlan
 
 LOGIT_ROWS = 64
 """Rows of logits held at once where a prompt's log-probabilities are asked for; bounds the workspace."""
 
+Ints = NDArray[np.int64]
 
-Prefills = Items[tuple[Chunk, Sequence]]
+
+class Executor(Protocol):
+    """Carries out plans, one after the other: `launch` and `collect` alternate."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Carry out the plan's copies of blocks and begin the step. What is written into the pool before the next `launch`
+        must not touch the plan's blocks. Raises only when the whole step failed.
+        """
+        ...
+
+    def collect(self) -> StepOutcome:
+        """What the launched plan brought. Raises only when the whole step failed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The flat arrays of a step that do not depend on a layer group."""
 
-    tokens: NDArray[np.int64]
+    positions: Ints
     """[tokens]"""
 
-    positions: NDArray[np.int64]
-    """[tokens]"""
-
-    token_rows: NDArray[np.int64]
+    token_rows: Ints
     """[tokens]: the row of the block tables that each token belongs to"""
 
-    starts: NDArray[np.int64]
+    starts: Ints
     """[rows + 1]: the first token of each row"""
 
-    contexts: NDArray[np.int64]
+    contexts: Ints
     """[rows]: positions known after the step"""
+
+    decodes: int
+    """Leading rows with one token."""
+
+    samples: Ints
+    """[logits]: tokens whose logits are sampled, ascending"""
+
+    wanted: Ints
+    """[wanted]: those, and tokens that a prompt's log-probabilities need; ascending"""
 
 
 class ModelExecutor:
@@ -57,7 +77,6 @@ class ModelExecutor:
         decoder: Decoder,
         sampler: Sampler,
         storage: BlockStorage,
-        tables: Items[NDArray[np.int32]],
         groups: Items[LayerGroup],
         block_size: int,
         kv_type: KvType | None = None,
@@ -66,137 +85,115 @@ class ModelExecutor:
         self.decoder = decoder
         self.sampler = sampler
         self.storage = storage
-        self.tables = tables
         self.groups = groups
         self.block_size = block_size
         self.kv_type = kv_type
-        self._known: tuple[tuple[int, ...], list[Sequence]] = ((), [])
+        self._launched: tuple[StepPlan, Layout, StepBatch] | None = None
 
     @torch.inference_mode()
-    def copy(self, plan: StepPlan) -> None:
+    def launch(self, plan: StepPlan) -> None:
+        assert self._launched is None, "a plan is launched before the outcome of the one before it was collected"
         self.storage.copy_all(plan.copies)
+        for sequence_id in plan.ended:
+            self.sampler.forget(sequence_id)
+        if not plan.empty:
+            layout = _layout(plan)
+            self._launched = plan, layout, self._batch(plan, layout)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
-        prefills = [(chunk, sequence(chunk.sequence_id)) for chunk in plan.prefills]
-        scored = [_scored_count(chunk, item) for chunk, item in prefills]
-        hidden = self.decoder.forward(self.batch(plan, prefills, scored), self.storage.tensors)
-        sampling = [*self._decoding(plan, sequence), *(item for chunk, item in prefills if chunk.samples)]
-        if not any(scored):
-            return self._sample(hidden, sampling)
-        samples, prompts = _split_wanted(plan.decodes, prefills, scored)
-        outcome = self._sample(hidden[samples], sampling)
-        return replace(outcome, prompt_logprobs=tuple(self._score(hidden, *prompt) for prompt in prompts))
+    def collect(self) -> StepOutcome:
+        assert self._launched is not None, "nothing is launched"
+        (plan, layout, batch), self._launched = self._launched, None
+        hidden = self.decoder.forward(batch, self.storage.tensors)
+        if not plan.prompt_targets:
+            return self._sample(plan, hidden)
+        places = np.searchsorted(layout.wanted, layout.samples)
+        outcome = self._sample(plan, hidden[torch.from_numpy(places)])
+        scored = tuple(self._score(plan, layout, hidden, row, targets) for row, targets in plan.prompt_targets.items())
+        return StepOutcome(outcome.tokens, outcome.offsets, outcome.failed, outcome.logprobs, scored)
 
-    def forget(self, sequence_id: int) -> None:
-        self.sampler.forget(sequence_id)
-
-    def batch(self, plan: StepPlan, prefills: Prefills, scored: Items[int]) -> StepBatch:
-        """The plan's tokens as flat arrays, sequence after sequence; scored: how many of a prefill's tokens are."""
-        layout = _layout(plan, prefills)
+    def _batch(self, plan: StepPlan, layout: Layout) -> StepBatch:
+        """The plan's tokens as tensors, row after row."""
+        tables = plan.tables.read()
         return StepBatch(
-            token_ids=torch.from_numpy(layout.tokens),
+            token_ids=torch.from_numpy(plan.token_ids),
             positions=torch.from_numpy(layout.positions),
-            groups=tuple(self._attention(number, layout, plan.decodes) for number in range(len(self.groups))),
-            wanted=torch.from_numpy(_wanted(plan.decodes, prefills, scored)),
+            groups=tuple(self._attention(number, layout, table) for number, table in enumerate(tables)),
+            wanted=torch.from_numpy(layout.wanted),
         )
 
-    def _attention(self, number: int, layout: Layout, decodes: int) -> AttentionBatch:
-        # The plan's rows lie side by side in the tables, so nothing is copied, however long the contexts are.
-        table = self.tables[number][: len(layout.contexts)]
+    def _attention(self, number: int, layout: Layout, table: NDArray[np.int32]) -> AttentionBatch:
         blocks, inside = np.divmod(layout.positions, self.block_size)
         return AttentionBatch(
             tables=torch.from_numpy(table),
             slots=torch.from_numpy(table[layout.token_rows, blocks] * np.int64(self.block_size) + inside),
             query_starts=torch.from_numpy(layout.starts.astype(np.int32)),
             contexts=torch.from_numpy(layout.contexts.astype(np.int32)),
-            decodes=decodes,
+            decodes=layout.decodes,
             block_size=self.block_size,
             window=self.groups[number].window,
             kv_type=self.kv_type,
         )
 
-    def _decoding(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> list[Sequence]:
-        """The plan's decodes; mostly they are those of the step before."""
-        ids = plan.decoding.ids
-        if ids is not self._known[0]:
-            self._known = (ids, [sequence(sequence_id) for sequence_id in ids])
-        return self._known[1]
+    def _sample(self, plan: StepPlan, hidden: Tensor) -> StepOutcome:
+        logits = plan.logits
+        starts = np.concatenate(([0], np.cumsum(logits)))
+        if not len(hidden):
+            return StepOutcome(offsets=starts)
+        rows = np.repeat(np.arange(plan.rows), logits)
+        guesses = plan.guesses if starts[-1] > np.count_nonzero(logits) else {}
+        ahead = np.arange(len(rows)) - starts[rows]
+        sampling = plan.sampling if len(rows) == plan.rows and not guesses else plan.sampling.take(rows, ahead, guesses)
+        choices = self.sampler.choose(self.decoder.logits(hidden), sampling)
+        if not guesses and not choices.failed:
+            return StepOutcome(choices.tokens, starts, frozenset(), choices.logprobs)
+        return _verified(choices.tokens, starts, guesses, choices.failed, choices.logprobs)
 
-    def _sample(self, hidden: Tensor, sequences: list[Sequence]) -> StepOutcome:
-        if not sequences:
-            return StepOutcome()
-        choices = self.sampler.choose(self.decoder.logits(hidden), sequences)
-        return StepOutcome(choices.tokens, choices.failed, choices.logprobs)
-
-    def _score(self, hidden: Tensor, rows: range, chunk: Chunk, item: Sequence) -> PromptLogprobs:
-        """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
-        top = item.sampling.prompt_logprobs
-        assert top is not None
+    def _score(self, plan: StepPlan, layout: Layout, hidden: Tensor, row: int, targets: PromptTargets) -> PromptLogprobs:
+        """Log-probabilities of the prompt tokens that follow the row's tokens."""
+        place = int(np.searchsorted(layout.wanted, layout.starts[row]))
         entries: list[TokenLogprob] = []
-        for first in range(0, len(rows), LOGIT_ROWS):
-            part = rows[first : first + LOGIT_ROWS]
-            start = chunk.start + 1 + first
-            targets = item.tokens[start : start + len(part)]
-            entries.extend(
-                prompt_logprobs(
-                    self.decoder.logits(hidden[part.start : part.stop]), targets, top, tokens_real=self.sampler.tokens_real
-                )
-            )
-        return PromptLogprobs(item.id, chunk.start + 1, tuple(entries))
+        for first in range(0, len(targets.tokens), LOGIT_ROWS):
+            part = targets.tokens[first : first + LOGIT_ROWS]
+            logits = self.decoder.logits(hidden[place + first : place + first + len(part)])
+            entries.extend(prompt_logprobs(logits, part, targets.top, tokens_real=self.sampler.tokens_real))
+        return PromptLogprobs(plan.sequence_ids[row], int(plan.starts[row]) + 1, tuple(entries))
 
 
-def _layout(plan: StepPlan, prefills: Prefills) -> Layout:
-    decoding, count = plan.decoding, plan.decodes
-    rows = np.arange(count + len(prefills) + 1)
-    if not prefills:
-        return Layout(decoding.tokens.copy(), decoding.starts.copy(), rows[:-1], rows, decoding.starts + 1)
-    counts = np.array([chunk.count for chunk, _ in prefills])
-    firsts = np.array([chunk.start for chunk, _ in prefills])
-    ends = np.cumsum(counts)
-    # Position of a token: its chunk's first, plus how far it lies behind the chunk's beginning.
-    positions = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
-    tokens = [item.tokens[chunk.start : chunk.start + chunk.count] for chunk, item in prefills]
-    return Layout(
-        np.concatenate((decoding.tokens, *tokens)),
-        np.concatenate((decoding.starts, positions)),
-        np.concatenate((rows[:count], np.repeat(rows[count:-1], counts))),
-        np.concatenate((rows[: count + 1], count + ends)),
-        np.concatenate((decoding.starts + 1, firsts + counts)),
-    )
+def _verified(
+    tokens: Ints, starts: Ints, guesses: Mapping[int, Items[int]], failed: frozenset[int], logprobs: Mapping[int, TokenLogprob]
+) -> StepOutcome:
+    """The chosen tokens without those that follow a wrong guess or logits that were not finite."""
+    counts, broken = accepted(tokens, starts, guesses, failed)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    places = np.arange(offsets[-1]) + np.repeat(starts[:-1] - offsets[:-1], counts)
+    kept = {place: logprobs[at] for place, at in enumerate(places.tolist()) if at in logprobs}
+    return StepOutcome(tokens[places], offsets, broken, kept)
 
 
-def _scored_count(chunk: Chunk, item: Sequence) -> int:
-    """How many of the chunk's tokens are followed by a prompt token whose log-probability is asked for."""
-    if item.sampling.prompt_logprobs is None or item.choice:
-        return 0
-    return max(0, min(chunk.count, item.prompt_length - 1 - chunk.start))
+def _layout(plan: StepPlan) -> Layout:
+    counts, rows = plan.counts, np.arange(plan.rows)
+    if plan.tokens == plan.rows:
+        starts, positions, token_rows, decodes = np.arange(plan.rows + 1), plan.starts, rows, plan.rows
+    else:
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        # Position of a token: its row's first, plus how far it lies behind the row's beginning.
+        positions = np.arange(plan.tokens) + np.repeat(plan.starts - starts[:-1], counts)
+        token_rows = np.repeat(rows, counts)
+        decodes = int(np.argmax(counts > 1)) if (counts > 1).any() else plan.rows
+    samples = _last_tokens(starts[1:], plan.logits)
+    wanted = samples
+    if plan.prompt_targets:
+        scored = [starts[row] + np.arange(len(targets.tokens)) for row, targets in plan.prompt_targets.items()]
+        wanted = np.union1d(samples, np.concatenate(scored))
+    return Layout(positions, token_rows, starts, plan.starts + counts, decodes, samples, wanted)
 
 
-def _wanted(decodes: int, prefills: Prefills, scored: Items[int]) -> NDArray[np.int64]:
-    """Tokens whose hidden state is needed: a scored chunk's, then its last one where it samples. Ascending."""
-    wanted = list(range(decodes))
-    start = decodes
-    for (chunk, _), score in zip(prefills, scored, strict=True):
-        wanted.extend(range(start, start + score))
-        start += chunk.count
-        if chunk.samples:
-            wanted.append(start - 1)
-    return np.array(wanted, dtype=np.int64)
-
-
-def _split_wanted(
-    decodes: int, prefills: Prefills, scored: Items[int]
-) -> tuple[list[int], list[tuple[range, Chunk, Sequence]]]:
-    """Rows of the hidden states that sample, and those that score a prompt, in the order of `_wanted`."""
-    samples = list(range(decodes))
-    prompts: list[tuple[range, Chunk, Sequence]] = []
-    row = decodes
-    for (chunk, item), score in zip(prefills, scored, strict=True):
-        if score:
-            prompts.append((range(row, row + score), chunk, item))
-            row += score
-        if chunk.samples:
-            samples.append(row)
-            row += 1
-    return samples, prompts
+def _last_tokens(ends: Ints, counts: Ints) -> Ints:
+    """The last counts[i] places before each of `ends`, ascending."""
+    total = int(counts.sum())
+    if total == len(counts) and (counts == 1).all():
+        return ends - 1
+    firsts = np.cumsum(counts) - counts
+    places: Ints = np.arange(total) + np.repeat(ends - counts - firsts, counts)
+    return places

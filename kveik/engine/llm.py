@@ -153,10 +153,10 @@ class LLM:
         for part in report.prompt_logprobs:
             self._answering[part.sequence_id][0].text.add_prompt_logprobs(part.start, part.entries)
         news: dict[RequestText, list[Delta]] = {}
-        for sequence_id, event in report.events:
-            entry = self._answering.get(sequence_id)
+        for sequence, event in report.events:
+            entry = self._answering.get(sequence.id)
             if entry is not None:
-                self._take(entry[0], sequence_id, event, news)
+                self._take(entry[0], sequence.id, event, news)
         return news
 
     def _take(self, answering: Answering, sequence_id: int, event: TokenEvent, news: dict[RequestText, list[Delta]]) -> None:

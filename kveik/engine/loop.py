@@ -246,26 +246,20 @@ class EngineLoop:
                 stream.put_admission(cached)
         for part in report.prompt_logprobs:
             self._streams[part.sequence_id][0].put_prompt_logprobs(part.start, part.entries)
-        for sequence, news in zip(report.sequences, report.news, strict=True):
+        for sequence, event in report.events:
             entry = self._streams.get(sequence.id)
             if entry is None:
                 continue  # The news before it have ended the stream, and all its sequences.
-            stream, choice = entry
+            stream, _ = entry
             self._woken.add(stream)
-            if isinstance(news, TokenEvent):
-                self._put(stream, sequence.id, news)
-            elif not stream.put_token(choice, news):
+            fits = stream.put(event)
+            if event.finish_reason is not None:
+                self._forget(sequence.id)
+            elif not fits:
                 self._overrun(stream)
 
-    def _put(self, stream: RequestStream, sequence_id: int, event: TokenEvent) -> None:
-        fits = stream.put(event)
-        if event.finish_reason is not None:
-            self._forget(sequence_id)
-        elif not fits:
-            self._overrun(stream)
-
     def _overrun(self, stream: RequestStream) -> None:
-        self._engine.recorder.overrun()
+        self._engine.recorder.overrun(stream.request)
         self._end(stream)
 
     def _end(self, stream: RequestStream, fault: Fault = None) -> None:
@@ -318,7 +312,7 @@ class EngineLoop:
 
 def _last_word(choice: int, fault: Fault) -> TokenEvent:
     # An error of its own for each: whoever raises one writes into it.
-    return TokenEvent(choice, None, finish_reason="abort") if fault is None else TokenEvent.failed(choice, fault())
+    return TokenEvent(choice, finish_reason="abort") if fault is None else TokenEvent.failed(choice, fault())
 
 
 def _wake(streams: list[RequestStream]) -> None:

@@ -10,12 +10,12 @@ from typing import Literal
 
 import torch
 
-from kveik.cache.budget import MemoryPlan, plan_memory
 from kveik.cache.layout import BlockLayout
+from kveik.cache.memory_plan import MemoryPlan, plan_memory
 from kveik.config import KV_ALIASES, EngineConfig, ScheduleConfig
-from kveik.engine.machine import ThreadPlan, bf16_support, cpu_threads, memory_available
 from kveik.errors import BadValue, DoesNotFit
 from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
+from kveik.machine.limits import ThreadPlan, bf16_support, cpu_threads, memory_available
 from kveik.model.spec import ModelSpec
 from kveik.model.tensors import tensor_shapes
 from kveik.words import counted

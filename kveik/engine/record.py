@@ -12,14 +12,18 @@ from kveik.observe.events import (
     LoadChanged,
     LoadDecided,
     Preempted,
+    PromptComputed,
     RequestAdmitted,
     RequestArrived,
     RequestFinished,
+    RequestWaits,
     Stepped,
     StreamOverrun,
 )
+from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
 from kveik.schedule.plan import Settled, StepOutcome, StepPlan
+from kveik.schedule.reasons import NotScheduled
 from kveik.schedule.scheduler import Scheduler
 
 
@@ -29,10 +33,11 @@ class Recorder:
     def __init__(self, bus: EventBus, scheduler: Scheduler) -> None:
         self._bus = bus
         self._scheduler = scheduler
+        self._reasons: tuple[NotScheduled, ...] = ()
 
     def arrived(self, sequences: Iterable[Sequence]) -> None:
         choices = list(sequences)
-        self._bus.publish(RequestArrived(choices[0].prompt_length, len(choices)))
+        self._bus.publish(RequestArrived(choices[0].request.id, choices[0].prompt_length, len(choices)))
         self._bus.publish(LoadChanged(self._load()))
 
     def planned(self, plan: StepPlan, first_admissions: Iterable[Sequence]) -> None:
@@ -42,6 +47,7 @@ class Recorder:
                 assert sequence.admitted is not None
                 self._bus.publish(
                     RequestAdmitted(
+                        request_id=sequence.request.id,
                         prompt_tokens=sequence.prompt_length,
                         cached_tokens=sequence.cached_tokens or 0,
                         queue_seconds=sequence.admitted - sequence.arrived,
@@ -49,8 +55,19 @@ class Recorder:
                         loaded_tokens=sequence.loaded_tokens,
                     )
                 )
-        for _ in plan.preempted:
-            self._bus.publish(Preempted())
+        for one in plan.preempted:
+            self._bus.publish(Preempted(one.request_id, one.cause.value, one.needed))
+        self.waiting(plan)
+
+    def waiting(self, plan: StepPlan) -> None:
+        """Tell of requests whose reason to wait is another than before."""
+        if plan.not_scheduled is self._reasons:
+            return
+        before = {one.sequence_id: one.cause for one in self._reasons}
+        self._reasons = plan.not_scheduled
+        for one in plan.not_scheduled:
+            if before.get(one.sequence_id) is not one.cause:
+                self._bus.publish(RequestWaits(one.request_id, one.cause.value, one.needed, one.available))
 
     def decided(self) -> None:
         """Tell what was decided on loading since this was last called."""
@@ -80,12 +97,15 @@ class Recorder:
     ) -> None:
         """A step is over: `live` has everybody who was in it, those included that it finished."""
         for sequence_id in settled.begun:
-            self._bus.publish(FirstToken(now - live[sequence_id].arrived))
+            sequence = live[sequence_id]
+            self._bus.publish(FirstToken(sequence.request.id, now - sequence.arrived))
+            self._prompt_computed(sequence, sequence.prompt_length)
+        catch_up = plan.catch_up_tokens
         self._bus.publish(
             Stepped(
-                prefill_tokens=plan.prefill_tokens,
-                decode_tokens=plan.decodes,
-                new_tokens=len(outcome.tokens) - len(outcome.failed),
+                prefill_tokens=catch_up,
+                decode_tokens=plan.tokens - catch_up,
+                new_tokens=int(settled.kept.sum()),
                 rows=plan.rows,
                 seconds=seconds,
                 load=self._load(),
@@ -94,8 +114,11 @@ class Recorder:
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        if sequence.first_token is None and sequence.cached_tokens is not None:
+            self._prompt_computed(sequence, max(sequence.reached, sequence.cached_tokens))
         self._bus.publish(
             RequestFinished(
+                request_id=sequence.request.id,
                 reason=reason,
                 prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.cached_tokens or 0,
@@ -108,10 +131,16 @@ class Recorder:
         """The load is what it is outside a step: at the start, and when something ended or was forgotten."""
         self._bus.publish(LoadChanged(self._load()))
 
-    def overrun(self) -> None:
-        self._bus.publish(StreamOverrun())
+    def overrun(self, request: Request) -> None:
+        self._bus.publish(StreamOverrun(request.id))
+
+    def _prompt_computed(self, sequence: Sequence, reached: int) -> None:
+        """`reached`: prompt tokens whose keys and values were in the cache once."""
+        if sequence.choice == 0:
+            computed = reached - (sequence.cached_tokens or 0)
+            self._bus.publish(PromptComputed(sequence.request.id, computed, sequence.prompt_length - reached))
 
     def _load(self) -> Load:
         scheduler = self._scheduler
-        blocks = tuple(BlockCounts(usage.free, usage.cached, usage.held) for usage in scheduler.ledger.usage)
+        blocks = tuple(BlockCounts(usage.free, usage.cached, usage.held) for usage in scheduler.kv_cache.usage)
         return Load(scheduler.running, scheduler.waiting, blocks)

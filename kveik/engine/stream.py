@@ -73,11 +73,13 @@ class Door(Protocol):
 
 
 class TokenEvent(NamedTuple):
-    """One choice's news from one step: a token, an end, or both. A named tuple, because a step makes hundreds of them."""
+    """One choice's news from one step: tokens, an end, or both. A named tuple, because a step makes hundreds of them."""
 
     choice: int
-    token: int | None
-    logprob: TokenLogprob | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token, where the request asked for them."""
+
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     """The token that ended the choice, where a stop or end token did; its text is not part of the answer."""
@@ -88,7 +90,7 @@ class TokenEvent(NamedTuple):
     @classmethod
     def failed(cls, choice: int, error: Broken) -> TokenEvent:
         """The choice ends without a token, and this is why."""
-        return cls(choice, None, finish_reason="error", error=error)
+        return cls(choice, finish_reason="error", error=error)
 
 
 class ChoiceText:
@@ -112,34 +114,35 @@ class ChoiceText:
     def take(self, events: list[TokenEvent]) -> Delta:
         """Consume this choice's events in order; events behind a stop string are dropped, for they never happened."""
         last = events[-1]
-        arrived = [event for event in events if event.token is not None]
-        shown = [event.token for event in arrived if event.token is not None]
+        tokens = [token for event in events for token in event.tokens]
+        logprobs = [logprob for event in events for logprob in event.logprobs]
+        shown = list(tokens)
         if last.stop_token is not None and not self._show_stop_token:
             shown.pop()
         piece = self._detokenizer.push(shown)
         if piece.stop is not None:
-            kept = arrived[: piece.tokens]
-            return self._delta(piece.text, kept, "stop", piece.stop)
+            return self._delta(piece.text, tokens[: piece.tokens], logprobs[: piece.tokens], "stop", piece.stop)
         text = piece.text
         if last.finish_reason is not None:
             text += self._detokenizer.finish()
-        return self._delta(text, arrived, last.finish_reason, last.stop_token, last.error)
+        return self._delta(text, tokens, logprobs, last.finish_reason, last.stop_token, last.error)
 
     def _delta(
         self,
         text: str,
-        events: list[TokenEvent],
+        tokens: list[int],
+        logprobs: list[TokenLogprob],
         reason: FinishReason | None,
         stop_reason: str | int | None,
         error: Broken | None = None,
     ) -> Delta:
-        self.completion_tokens += len(events)
+        self.completion_tokens += len(tokens)
         self.finished = reason is not None
         return Delta(
             choice=self.choice,
             text=text,
-            tokens=tuple(event.token for event in events if event.token is not None),
-            logprobs=tuple(event.logprob for event in events if event.logprob is not None),
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
             finish_reason=reason,
             stop_reason=stop_reason,
             error=error,
@@ -205,9 +208,9 @@ class RequestStream:
         self.request = request
         self.reader = reader
         self._text = RequestText(request, tokenizer)
-        self._single = request.sampling.n == 1
-        self._events: deque[TokenEvent | int] = deque()
-        self._buffer_events = buffer_tokens * request.sampling.n
+        self._events: deque[TokenEvent] = deque()
+        self._buffer_tokens = buffer_tokens * request.sampling.n
+        self._put_tokens = self._read_tokens = 0
         self._abort = abort
         self._news = asyncio.Event()
 
@@ -228,14 +231,9 @@ class RequestStream:
     def put(self, event: TokenEvent) -> bool:
         """Queue one event; False when the reader is too far behind. Ends are always queued."""
         self._events.append(event)
-        return event.finish_reason is not None or len(self._events) <= self._buffer_events
-
-    def put_token(self, choice: int, token: int) -> bool:
-        """The same for the most frequent event: one more token, and nothing else to tell."""
-        events = self._events
-        # A bare number where there is only one choice; the reader makes an event of it, on his own side.
-        events.append(token if self._single else TokenEvent(choice, token))
-        return len(events) <= self._buffer_events
+        # Each side counts what it alone does, so that neither has to wait for the other.
+        self._put_tokens += len(event.tokens)
+        return event.finish_reason is not None or self._put_tokens - self._read_tokens <= self._buffer_tokens
 
     def put_admission(self, cached_tokens: int) -> None:
         self._text.cached_tokens = cached_tokens
@@ -271,5 +269,6 @@ class RequestStream:
         events = []
         while self._events:
             event = self._events.popleft()
-            events.append(TokenEvent(0, event) if isinstance(event, int) else event)
+            self._read_tokens += len(event.tokens)
+            events.append(event)
         return events

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kveik.memory import address_space
+from kveik.machine.address_space import address_space
 
 ALIGNMENT = 64
 """Bytes: one cache line, one vector."""

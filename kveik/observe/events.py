@@ -86,6 +86,7 @@ class Load:
 class RequestArrived:
     """A request was queued. Once per request."""
 
+    request_id: str
     prompt_tokens: int
     choices: int
 
@@ -95,6 +96,7 @@ class RequestAdmitted:
     """A request left the queue for the first time, with its first choice. Once per request: neither coming back after a
     preemption nor the other choices, which share its prompt, are told again."""
 
+    request_id: str
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens found by content; fewer than all, since the last one is always computed"""
@@ -111,9 +113,31 @@ class RequestAdmitted:
         """Of the cached ones, those that were in the pool."""
         return self.cached_tokens - sum(self.loaded_tokens.values())
 
-    @property
-    def computed_tokens(self) -> int:
-        return self.prompt_tokens - self.cached_tokens
+
+@dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """The rest of an admitted request's prompt is computed, or its first choice ended before that. Once per request."""
+
+    request_id: str
+    computed_tokens: int
+    """Computed by steps, each counted once though a preemption may have it computed again"""
+
+    unreached_tokens: int
+    """Neither found nor computed, because the choice ended"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWaits:
+    """A request that could not run in a step, and why. Told when the cause changes."""
+
+    request_id: str
+    cause: str
+    """One of `schedule.reasons.Cause`"""
+
+    needed: int
+    """In the cause's unit"""
+
+    available: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +166,7 @@ class LoadDecided:
 class FirstToken:
     """A choice has its first token. Once per choice."""
 
+    request_id: str
     seconds: float
     """Since the request arrived"""
 
@@ -149,6 +174,13 @@ class FirstToken:
 @dataclass(frozen=True, slots=True)
 class Preempted:
     """A running sequence lost its blocks and returned to the queue."""
+
+    request_id: str
+    cause: str
+    """"blocks": a running sequence needed them; "policy": a more urgent one was admitted"""
+
+    computed_tokens: int
+    """Tokens that it had computed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +219,7 @@ class LoadChanged:
 class RequestFinished:
     """A choice ended, admitted or not. Once per choice."""
 
+    request_id: str
     reason: FinishedReason
     prompt_tokens: int
     cached_tokens: int
@@ -212,6 +245,8 @@ class RequestRefused:
 @dataclass(frozen=True, slots=True)
 class StreamOverrun:
     """A reader was too slow for its buffer; its request was aborted."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +296,8 @@ class TierKept:
 Event = (
     RequestArrived
     | RequestAdmitted
+    | PromptComputed
+    | RequestWaits
     | LoadDecided
     | FirstToken
     | Preempted

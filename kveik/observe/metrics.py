@@ -25,11 +25,13 @@ from kveik.observe.events import (
     LoadChanged,
     LoadDecided,
     Preempted,
+    PromptComputed,
     RefusedReason,
     RequestAdmitted,
     RequestArrived,
     RequestFinished,
     RequestRefused,
+    RequestWaits,
     Stepped,
     StreamOverrun,
 )
@@ -123,6 +125,7 @@ class _Counts:
     loads_decided: int = 0
     loads_declined: int = 0
     computed_tokens: int = 0
+    unreached_tokens: int = 0
     new_tokens: int = 0
     preemptions: int = 0
     overruns: int = 0
@@ -201,8 +204,14 @@ def _count(counts: _Counts, event: Event) -> None:
             counts.pool_tokens += event.pool_tokens
             for tier, tokens in event.loaded_tokens.items():
                 counts.loaded_tokens[tier] = counts.loaded_tokens.get(tier, 0) + tokens
-            counts.computed_tokens += event.computed_tokens
             counts.queue.observe(event.queue_seconds)
+        case PromptComputed():
+            assert event.computed_tokens >= 0
+            assert event.unreached_tokens >= 0
+            counts.computed_tokens += event.computed_tokens
+            counts.unreached_tokens += event.unreached_tokens
+        case RequestWaits():
+            pass
         case LoadDecided():
             counts.loads_decided += event.tokens_chosen > 0
             counts.loads_declined += event.tokens_chosen == 0
@@ -267,6 +276,8 @@ def _totals(counts: _Counts, listener_errors: int) -> Iterable[Metric]:
     if counts.loaded_tokens:
         choices = (("load", counts.loads_decided), ("compute", counts.loads_declined))
         yield _labelled("kv_load_decisions", "Whether what lies below the pool was loaded or computed.", "choice", choices)
+    text = "Prompt tokens neither found nor computed, because their request ended."
+    yield _counter("prompt_tokens_unreached", text, counts.unreached_tokens)
     yield _counter("generation_tokens", "Tokens sampled.", counts.new_tokens)
     yield _labelled("request_success", "Choices that ended, by reason.", "finished_reason", counts.finished.items())
     yield _labelled("requests_refused", "Requests that were not taken, by reason.", "reason", counts.refused.items())

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kveik.memory import amount
+from kveik.machine.address_space import amount
 from kveik.observe.events import Event, RecordsDamaged, TierChanged, TierKept
 from kveik.words import counted
 

@@ -10,11 +10,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kveik.request.request import Request, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Progress(Protocol):
+    """Keeps how far running sequences have come, by row."""
+
+    computed: NDArray[np.int64]
 
 
 class Status(enum.Enum):
@@ -47,7 +56,6 @@ class Sequence:
 
     tokens: list[int]
     prompt_length: int
-    computed: int = 0
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
@@ -66,12 +74,17 @@ class Sequence:
     """When its first token was there, seconds."""
 
     last_token: float | None = None
-    preemptions: int = 0
-    row: int | None = None
-    """Row in the cache's block tables while RUNNING."""
+    """When its newest token was there, seconds; told when it stops running."""
 
-    capacity: int = 0
-    """Positions that the blocks held now have room for; 0 while WAITING."""
+    reached: int = 0
+    """Prompt tokens that were in the cache at most, up to when it last stopped running."""
+
+    preemptions: int = 0
+    batch: Progress | None = None
+    """What keeps its progress while RUNNING."""
+
+    row: int | None = None
+    """Its row there, and in the cache's block tables."""
 
     admission: int = 0
     """Serial number of the latest admission: the larger, the newer among the running ones."""
@@ -102,6 +115,11 @@ class Sequence:
         return len(self.tokens)
 
     @property
+    def computed(self) -> int:
+        """Tokens whose keys and values are in the cache; 0 while it does not run."""
+        return 0 if self.batch is None else int(self.batch.computed[self.row])
+
+    @property
     def pending(self) -> int:
         """Tokens that must be computed before the next one can be sampled; 1 while decoding."""
         return len(self.tokens) - self.computed
@@ -129,9 +147,15 @@ class Sequence:
             return 0
         return len(self.tokens) - 1
 
-    def end_reason(self, token: int) -> FinishReason | None:
-        """Why `token`, its newest, is its last; None where it is not."""
-        length = len(self.tokens)
+    def count_until_end(self, tokens: list[int]) -> int:
+        """How many of these new tokens it takes: all, or those up to the one that is its last."""
+        for count, token in enumerate(tokens, start=1):
+            if self.end_reason(token, len(self.tokens) + count) is not None:
+                return count
+        return len(tokens)
+
+    def end_reason(self, token: int, length: int) -> FinishReason | None:
+        """Why `token`, with which it has `length` tokens, is its last; None where it is not."""
         if token in self.stop_ids and length >= self.stop_length:
             return "stop"
         return "length" if length >= self.end_length else None

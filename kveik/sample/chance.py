@@ -6,8 +6,6 @@ down to what statistics need. The seed is its key, the place of the draw its cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,18 +27,14 @@ def philox(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.u
     return np.stack([c0, c1, c2, c3])
 
 
-def uniforms(places: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, choice, position).
+def uniforms(seeds: NDArray[np.uint64], choices: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[n]: one number in [0, 1) for each (seed, choice, position).
 
-    seed: any integer in [-2^63, 2^64); choice and position: in [0, 2^32). The sign of the seed has a word of its own, so that
-    -1 and 2^64 - 1 are different seeds.
+    seeds [n, 3]: words, as `request.sampling_rows.seed_words` makes them; choices, positions [n]: in [0, 2^32).
     """
-    words = [
-        (position & 0xFFFFFFFF, choice, int(seed < 0), 0, seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)
-        for seed, choice, position in places
-    ]
-    table = np.array(words, dtype=np.uint64).reshape(-1, 6).T
-    high, low, _, _ = philox(table[:4], table[4:])
+    counter = np.zeros((4, len(seeds)), dtype=np.uint64)
+    counter[0], counter[1], counter[2] = positions, choices, seeds[:, 2]
+    high, low, _, _ = philox(counter, np.ascontiguousarray(seeds[:, :2].T))
     # 53 bits, as many as a float64 below 1 can hold evenly.
     mixed = (high << _WORD_BITS | low) >> np.uint64(11)
     numbers: NDArray[np.float64] = mixed.astype(np.float64) * 2.0**-53

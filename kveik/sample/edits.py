@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kveik.request.request import SamplingParams
-from kveik.request.sequence import Sequence as RequestSequence
-from kveik.sample.history import TokenHistory
+from kveik.request.sampling_rows import RowDetail, penalised
 from kveik.sample.tiles import Floats, Ints
+from kveik.sample.token_counts import TokenCounts
 
 REMEMBERED = 4096
 """Sequences whose edits are kept between steps; one that falls out is rebuilt from its tokens when it comes again."""
@@ -33,11 +33,7 @@ _LEAST_PENALTY = 1e-30
 
 def edited(sampling: SamplingParams, output_count: int) -> bool:
     """Whether this row's logits are changed before the draw."""
-    return bool(sampling.logit_bias) or output_count < sampling.min_tokens or _penalised(sampling)
-
-
-def _penalised(sampling: SamplingParams) -> bool:
-    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+    return bool(sampling.logit_bias) or output_count < sampling.min_tokens or penalised(sampling)
 
 
 @dataclass(slots=True)
@@ -52,7 +48,7 @@ class _Kept:
     ends: Ints
     """Tokens that may not come before `min_tokens`."""
 
-    history: TokenHistory | None
+    counts: TokenCounts | None
 
 
 class LogitEdits:
@@ -70,11 +66,14 @@ class LogitEdits:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def apply(self, flat: Floats, vocab: int, rows: Sequence[tuple[int, RequestSequence]]) -> Ints:
-        """Edit the rows given with their sequences. flat [all rows * vocab]. Returns the rows where an edit met NaN or +Inf."""
+    def apply(self, flat: Floats, vocab: int, rows: Sequence[tuple[int, int, RowDetail]]) -> Ints:
+        """Edit rows, given as (row, output tokens before it, detail). flat [all rows * vocab].
+
+        Returns the rows where an edit met NaN or +Inf.
+        """
         plan = _Plan()
-        for row, sequence in rows:
-            self._plan_row(plan, row * vocab, sequence)
+        for row, output_count, detail in rows:
+            self._plan_row(plan, row * vocab, output_count, detail)
         broken = [
             _edit(flat, plan.biased, lambda values, bias: values + bias),
             _edit(flat, plan.penalised, _penalise),
@@ -82,43 +81,44 @@ class LogitEdits:
         ]
         return np.unique(np.concatenate(broken) // vocab)
 
-    def _plan_row(self, plan: _Plan, start: int, sequence: RequestSequence) -> None:
-        sampling, kept = sequence.sampling, self._recall(sequence)
+    def _plan_row(self, plan: _Plan, start: int, output_count: int, detail: RowDetail) -> None:
+        sampling, kept = detail.sampling, self._recall(detail)
         plan.biased.add(start + kept.bias_ids, kept.bias)
         plan.barred.add(start + kept.banned)
-        if sequence.output_count < sampling.min_tokens:
+        if output_count < sampling.min_tokens:
             plan.barred.add(start + kept.ends)
-        if kept.history is not None:
-            kept.history.catch_up(sequence.tokens)
-            counts = kept.history.counts
+        if kept.counts is not None:
+            kept.counts.add(detail.history.tokens(kept.counts.seen))
+            ids, counts = kept.counts.with_guesses(detail.history.guesses)
             penalty = max(sampling.repetition_penalty, _LEAST_PENALTY)
             amounts = sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-            plan.penalised.add(start + kept.history.ids, np.full(len(counts), penalty, np.float32), amounts.astype(np.float32))
+            plan.penalised.add(start + ids, np.full(len(counts), penalty, np.float32), amounts.astype(np.float32))
 
-    def _recall(self, sequence: RequestSequence) -> _Kept:
-        kept = self._kept.get(sequence.id)
+    def _recall(self, detail: RowDetail) -> _Kept:
+        kept = self._kept.get(detail.sequence_id)
         if kept is None:
-            kept = self._kept[sequence.id] = self._learn(sequence)
+            kept = self._kept[detail.sequence_id] = self._learn(detail)
             if len(self._kept) > REMEMBERED:
                 self._kept.popitem(last=False)
         else:
-            self._kept.move_to_end(sequence.id)
+            self._kept.move_to_end(detail.sequence_id)
         return kept
 
-    def _learn(self, sequence: RequestSequence) -> _Kept:
-        sampling = sequence.sampling
+    def _learn(self, detail: RowDetail) -> _Kept:
+        sampling = detail.sampling
         bias = {token: value for token, value in sampling.logit_bias if 0 <= token < self._real}
         soft = {token: value for token, value in bias.items() if value > _IMPOSSIBLE}
-        history = None
-        if _penalised(sampling):
+        counts = None
+        if penalised(sampling):
             with_prompt = sampling.repetition_penalty != 1.0
-            history = TokenHistory(sequence.tokens, sequence.prompt_length, real=self._real, with_prompt=with_prompt)
+            prompt = detail.history.tokens()[: detail.history.prompt_length]
+            counts = TokenCounts(prompt, real=self._real, with_prompt=with_prompt)
         return _Kept(
             bias_ids=_ids(soft),
             bias=np.array(list(soft.values()), dtype=np.float32),
             banned=_ids(bias.keys() - soft.keys()),
             ends=_ids(token for token in self._eos_ids | set(sampling.stop_token_ids) if 0 <= token < self._real),
-            history=history,
+            counts=counts,
         )
 
 

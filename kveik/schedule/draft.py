@@ -2,46 +2,127 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
+import numpy as np
+
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import BlockCopy
 from kveik.request.sequence import Sequence
-from kveik.schedule.plan import Chunk, Decodes, StepPlan
+from kveik.schedule.plan import Ints, PromptTargets, StepPlan
+from kveik.schedule.reasons import Cause, NotScheduled, Preemption
+from kveik.schedule.running_batch import RunningBatch
 
 
-@dataclass(slots=True)
 class Draft:
-    """Blocks are secured first and chunks written last, so a sequence that gives way in between leaves no chunk behind."""
+    """Blocks are secured first and rows written last, so a sequence that is preempted in between leaves no row behind."""
 
-    budget: int
-    """Prompt tokens that may still be given out."""
+    def __init__(self, batch: RunningBatch) -> None:
+        self.budget = 0
+        """Prompt tokens that may still be given out."""
 
-    counts: dict[Sequence, int] = field(default_factory=dict)
-    """Tokens of each sequence that is catching up, in the order in which they were given out."""
+        self.copies: list[BlockCopy] = []
+        self.admitted: list[int] = []
+        self.short = False
+        """Whether a running sequence had to be preempted because no block was left."""
 
-    copies: list[BlockCopy] = field(default_factory=list)
-    admitted: list[int] = field(default_factory=list)
-    preempted: list[int] = field(default_factory=list)
-    short: bool = False
-    """Whether a running sequence had to give way because no block was left."""
+        self._batch = batch
+        self._counts: dict[Sequence, int] = {}
+        self._guesses: dict[Sequence, tuple[int, ...]] = {}
+        self._preempted: dict[int, Preemption] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens given out so far, with those of all decodes."""
+        return sum(self._counts.values()) + len(self.decoding())
+
+    def decoding(self) -> list[Sequence]:
+        """Sequences that compute their newest output token."""
+        single = self._batch.single().tolist()
+        return [one for one, alone in zip(self._batch.sequences, single, strict=True) if one is not None and alone]
+
+    def starved(self) -> list[NotScheduled]:
+        """Running sequences that are behind and compute nothing."""
+        behind = [one for one in self._batch.behind() if one not in self._counts]
+        return [NotScheduled(one.id, one.request.id, Cause.BUDGET, one.pending, self.budget) for one in behind]
+
+    def is_preempted(self, sequence: Sequence) -> bool:
+        """Whether it was preempted in this step."""
+        return sequence.id in self._preempted
 
     def give(self, sequence: Sequence, count: int) -> None:
-        """This sequence computes `count` prompt tokens."""
-        self.counts[sequence] = count
+        """The sequence, which is behind, computes `count` tokens."""
+        self._counts[sequence] = count
         self.budget -= count
 
-    def take_back(self, sequence: Sequence) -> None:
-        """The sequence gave way; its tokens are for others."""
-        self.budget += self.counts.pop(sequence, 0)
-        self.preempted.append(sequence.id)
+    def guess(self, sequence: Sequence, guesses: tuple[int, ...]) -> None:
+        """The sequence computes these behind its newest token."""
+        self._guesses[sequence] = guesses
 
-    def plan(self, decoding: Decodes) -> StepPlan:
-        """The decision, final: one token of every decode, then the chunks."""
-        return StepPlan(decoding, self._chunks(), tuple(self.copies), tuple(self.admitted), tuple(self.preempted))
+    def preempt(self, sequence: Sequence, cause: Cause) -> None:
+        """The sequence is preempted; its tokens are for others."""
+        self.budget += self._counts.pop(sequence, 0)
+        self._preempted[sequence.id] = Preemption(sequence.id, sequence.request.id, cause, sequence.computed)
 
-    def _chunks(self) -> tuple[Chunk, ...]:
-        chunks = []
-        for sequence, count in self.counts.items():
-            start = sequence.computed
-            chunks.append(Chunk(sequence.id, start, count, start + count == len(sequence.tokens)))
-        return tuple(chunks)
+    def plan(
+        self, kv_cache: KVCacheManager, ended: tuple[int, ...], not_scheduled: Iterable[NotScheduled], unexamined: int
+    ) -> StepPlan:
+        """The decision, final. Rows are arranged so that those with one token come first."""
+        batch = self._batch
+        counts = batch.single().astype(np.int64)
+        for sequence, count in self._counts.items():
+            counts[sequence.row] = count
+        for sequence, guesses in self._guesses.items():
+            counts[sequence.row] = 1 + len(guesses)
+        for one, other in batch.arrange(counts):
+            kv_cache.exchange_rows(one, other)
+        rows = int(np.count_nonzero(counts))
+        counts = counts[:rows]
+        starts = batch.computed[:rows].copy()
+        logits = (starts + counts >= batch.lengths[:rows]).astype(np.int64)
+        for sequence, guesses in self._guesses.items():
+            logits[sequence.row] = 1 + len(guesses)
+        return StepPlan(
+            request_ids=batch.request_ids(rows),
+            sequence_ids=batch.sequence_ids(rows),
+            starts=starts,
+            counts=counts,
+            logits=logits,
+            token_ids=self._token_ids(counts),
+            tables=kv_cache.table_view(rows, int(batch.capacity[:rows].max(initial=0))),
+            sampling=batch.sampling(rows),
+            prompt_targets=self._prompt_targets(),
+            copies=tuple(self.copies),
+            admitted=tuple(self.admitted),
+            preempted=tuple(self._preempted.values()),
+            not_scheduled=tuple(not_scheduled),
+            unexamined=unexamined,
+            ended=ended,
+        )
+
+    def _token_ids(self, counts: Ints) -> Ints:
+        batch = self._batch
+        alone = int(np.count_nonzero(counts == 1))
+        parts = [batch.newest(alone)]
+        for sequence in self._counts:
+            if counts[sequence.row] == 1:  # Its one token may be a prompt's, which the newest is too.
+                parts[0][sequence.row] = sequence.tokens[sequence.computed]
+        for row in range(alone, len(counts)):
+            several = batch.sequences[row]
+            assert several is not None
+            start = several.computed
+            tokens = [*several.tokens[start : start + int(counts[row])], *self._guesses.get(several, ())]
+            parts.append(np.array(tokens, dtype=np.int64))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _prompt_targets(self) -> dict[int, PromptTargets]:
+        """Of the sequences whose prompts' log-probabilities are asked for, the tokens that follow those computed."""
+        found = {}
+        for sequence, count in self._counts.items():
+            top = sequence.sampling.prompt_logprobs
+            if top is not None and sequence.choice == 0 and sequence.row is not None:
+                first = sequence.computed + 1
+                targets = tuple(sequence.tokens[first : min(first + count, sequence.prompt_length)])
+                if targets:
+                    found[sequence.row] = PromptTargets(targets, top)
+        return dict(sorted(found.items()))

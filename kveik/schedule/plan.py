@@ -1,125 +1,155 @@
-"""What a step computes, as values: decided once, never edited; they can be printed, costed, recorded and replayed."""
+"""The step contract: what a step computes and what came of it, as columns. Decided once, never edited.
+
+row          0        1        2          3
+request    "r7"     "r9"     "r9"       "r12"
+start       40       17       99          0        position of the row's first token
+count        1        1        3         64        tokens computed: one, one and two guesses, a chunk of a prompt
+logits       1        1        3          0        how many of its last tokens want logits
+token_ids  [ a |      b  |  c g g | p p p … p ]    row after row
+outcome    [ x |      y  |  z w   |           ]    0 to `logits` tokens a row; `offsets` says where each begins
+
+A plan holds all that an executor needs: pickled, it can be carried out by another process that sees nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kveik.cache.block_table import TableView
 from kveik.cache.layout import BlockCopy as BlockCopy
 from kveik.request.request import TokenLogprob
+from kveik.request.sampling_rows import SamplingRows, no_rows
 from kveik.request.sequence import FinishReason
+from kveik.schedule.reasons import Cause, NotScheduled, Preemption
+
+Ints = NDArray[np.int64]
 
 
-def _nobody() -> NDArray[np.int64]:
+def _none() -> Ints:
     return np.empty(0, dtype=np.int64)
 
 
-class Chunk(NamedTuple):
-    """Tokens [start, start + count) of one sequence. A named tuple, because a plan may be asked for a thousand of them."""
+class PromptTargets(NamedTuple):
+    """Prompt tokens whose log-probabilities a row reports: those that follow its first tokens."""
 
-    sequence_id: int
-    start: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls on a chunk
-    samples: bool
-    """Whether the chunk reaches the sequence's end, so that its last logits choose a token."""
+    tokens: tuple[int, ...]
+    """One for each of the row's first tokens: the one behind it."""
+
+    top: int
+    """How many of the likeliest to name with each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decodes:
-    """The sequences that compute their one pending token, as flat arrays: a step may have a thousand of them."""
-
-    ids: tuple[int, ...] = ()
-    """The very same tuple as in the plan before where nobody came or went: whoever keeps something per row can tell by `is`."""
-
-    starts: NDArray[np.int64] = field(default_factory=_nobody)
-    """[decodes]: position of the pending token. A copy of the scheduler's own, never written again."""
-
-    tokens: NDArray[np.int64] = field(default_factory=_nobody)
-    """[decodes]: the pending token. A copy too."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Decodes):
-            return NotImplemented
-        return self.ids == other.ids and all(map(np.array_equal, (self.starts, self.tokens), (other.starts, other.tokens)))
-
-    def __hash__(self) -> int:
-        return hash(self.ids)
-
-    def chunks(self) -> Iterable[Chunk]:
-        """The same, one by one."""
-        for sequence_id, start in zip(self.ids, self.starts.tolist(), strict=True):
-            yield Chunk(sequence_id, start, 1, True)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class StepPlan:
-    """What the next step computes: decodes first, then prefill chunks. The i-th of all has row i in the block tables."""
+    """What the next step computes."""
 
-    decoding: Decodes = field(default_factory=Decodes)
-    """One new token each."""
+    request_ids: tuple[str, ...] = ()
+    """[rows]"""
 
-    prefills: tuple[Chunk, ...] = ()
+    sequence_ids: tuple[int, ...] = ()
+    """[rows]: the very same tuple as in the plan before where the rows are the same, so that it can be told by `is`."""
+
+    starts: Ints = field(default_factory=_none)
+    """[rows]: position of the first token"""
+
+    counts: Ints = field(default_factory=_none)
+    """[rows]: tokens computed, at least one"""
+
+    logits: Ints = field(default_factory=_none)
+    """[rows]: how many of the last tokens want logits and sample; 0 where more of the prompt follows"""
+
+    token_ids: Ints = field(default_factory=_none)
+    """[tokens]: row after row; the last `logits - 1` of a row are guesses"""
+
+    tables: TableView = field(default_factory=TableView)
+    """Per layer group, the rows' block tables."""
+
+    sampling: SamplingRows = field(default_factory=no_rows)
+    """[rows]"""
+
+    prompt_targets: Mapping[int, PromptTargets] = field(default_factory=dict)
+    """By row, where the request reports its prompt's log-probabilities."""
+
     copies: tuple[BlockCopy, ...] = ()
+    """Blocks that are copied before anything is written."""
+
     admitted: tuple[int, ...] = ()
     """Sequence ids that left the queue in this plan."""
 
-    preempted: tuple[int, ...] = ()
-    """Sequence ids whose blocks were taken away in this plan."""
+    preempted: tuple[Preemption, ...] = ()
+    not_scheduled: tuple[NotScheduled, ...] = ()
+    """Why each of those that were examined does not run; `reason` tells of the others."""
 
-    @property
-    def decodes(self) -> int:
-        """How many leading chunks are decodes."""
-        return len(self.decoding.ids)
+    unexamined: int = 0
+    """How many more wait behind those examined."""
+
+    ended: tuple[int, ...] = ()
+    """Sequence ids that have ended since the plan before: nothing has to be kept of them."""
 
     @property
     def rows(self) -> int:
-        """Chunks in all, which is sequences in all."""
-        return len(self.decoding.ids) + len(self.prefills)
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """All chunks, made anew for whoever asks: for reading and for replaying, not for every step."""
-        return (*self.decoding.chunks(), *self.prefills)
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(chunk.count for chunk in self.prefills)
+        """Sequences in the step."""
+        return len(self.sequence_ids)
 
     @property
     def tokens(self) -> int:
-        return self.decodes + self.prefill_tokens
-
-    @property
-    def sampling_ids(self) -> tuple[int, ...]:
-        """Sequences that get a token in this step, in order; the decodes' own tuple where there is nobody else."""
-        later = tuple(chunk.sequence_id for chunk in self.prefills if chunk.samples)
-        return self.decoding.ids + later if later else self.decoding.ids
+        """Tokens that the step computes."""
+        return len(self.token_ids)
 
     @property
     def empty(self) -> bool:
-        return not self.decoding.ids and not self.prefills
+        """Whether there is nothing to compute."""
+        return not self.sequence_ids
 
-    def __repr__(self) -> str:
-        return (
-            f"StepPlan(chunks={self.chunks}, decodes={self.decodes}, copies={self.copies}, "
-            f"admitted={self.admitted}, preempted={self.preempted})"
+    @property
+    def decoding(self) -> NDArray[np.bool_]:
+        """[rows]: whether a row computes nothing but its newest output token and guesses behind it."""
+        decoding: NDArray[np.bool_] = (self.counts == self.logits) & (self.sampling.outputs > 0)
+        return decoding
+
+    @property
+    def catch_up_tokens(self) -> int:
+        """Tokens of all rows that are further behind: prompts, and what is computed again after a preemption."""
+        return int(self.counts[~self.decoding].sum())
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a new token and one that it reads; what attention costs."""
+        return float((self.counts * self.starts + self.counts * (self.counts + 1) / 2).sum())
+
+    @property
+    def guesses(self) -> dict[int, list[int]]:
+        """By row, the tokens behind its certain ones."""
+        ends = np.cumsum(self.counts)
+        rows = np.flatnonzero(self.logits > 1).tolist()
+        return {row: self.token_ids[ends[row] - self.logits[row] + 1 : ends[row]].tolist() for row in rows}
+
+    def reason(self, sequence_id: int, request_id: str) -> NotScheduled | None:
+        """Why a live sequence is not in this step; None: it is."""
+        if sequence_id in self.sequence_ids:
+            return None
+        for one in self.not_scheduled:
+            if one.sequence_id == sequence_id:
+                return one
+        examined = len(self.not_scheduled)
+        return NotScheduled(
+            sequence_id, request_id, Cause.QUEUE_POSITION, needed=examined, available=examined + self.unexamined
         )
 
-
-class Sampled(NamedTuple):
-    """The token chosen for one sequence; `failed` instead of a token where its logits were not finite."""
-
-    sequence_id: int
-    token: int
-    logprob: TokenLogprob | None = None
-    failed: bool = False
+    def __repr__(self) -> str:
+        rows = zip(
+            self.request_ids, self.sequence_ids, self.starts.tolist(), self.counts.tolist(), self.logits.tolist(), strict=True
+        )
+        table = ", ".join(f"{request}/{id_}: {start}+{count} logits={logits}" for request, id_, start, count, logits in rows)
+        return (
+            f"StepPlan([{table}], copies={self.copies}, admitted={self.admitted}, preempted={self.preempted}, "
+            f"not_scheduled={self.not_scheduled}, unexamined={self.unexamined})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,30 +161,27 @@ class PromptLogprobs:
     entries: tuple[TokenLogprob, ...]
 
 
+def _no_offsets() -> Ints:
+    return np.zeros(1, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
-    """What the executor brought back for a plan, for every chunk that samples, in the plan's order."""
+    """What an executor brought back for a plan."""
 
-    tokens: NDArray[np.int64] = field(default_factory=_nobody)
-    """[chunks that sample]: the chosen tokens; meaningless where `failed`."""
+    tokens: Ints = field(default_factory=_none)
+    """[n]: the chosen tokens, row after row"""
+
+    offsets: Ints = field(default_factory=_no_offsets)
+    """[rows + 1]: row i has tokens[offsets[i] : offsets[i + 1]]"""
 
     failed: frozenset[int] = frozenset()
-    """Places in `tokens` whose logits were not finite."""
+    """Rows whose logits were not finite; their tokens before that stand."""
 
     logprobs: Mapping[int, TokenLogprob] = field(default_factory=dict)
     """Place in `tokens` -> log-probability, where the request asked for it."""
 
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-
-    @classmethod
-    def of(cls, sampled: Iterable[Sampled]) -> StepOutcome:
-        """From one value per sequence."""
-        items = tuple(sampled)
-        return cls(
-            tokens=np.array([item.token for item in items], dtype=np.int64),
-            failed=frozenset(place for place, item in enumerate(items) if item.failed),
-            logprobs={place: item.logprob for place, item in enumerate(items) if item.logprob is not None},
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +192,19 @@ class Finished:
     reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Settled:
     """What settling a step changed, as facts for the engine to publish."""
 
-    finished: tuple[Finished, ...] = ()
-    places: tuple[int, ...] = ()
-    """Which of the outcome's tokens are the last ones of those that finished, in the same order."""
+    kept: Ints = field(default_factory=_none)
+    """[rows]: how many of a row's tokens became part of its sequence; those behind a stop token do not"""
+
+    finished: Mapping[int, Finished] = field(default_factory=dict)
+    """By row."""
 
     begun: tuple[int, ...] = ()
     """Sequence ids that got their first token."""
 
     gaps: tuple[float, ...] = ()
-    """Seconds between a new token and the one before it, of every sequence that had one; in no promised order."""
+    """Seconds per new token since the one before it, of every sequence that had one; in no promised order. Tokens that came
+    together share the time evenly."""

@@ -1,4 +1,4 @@
-"""Who comes first, who gives way, and who may take another's place. Facts about sequences in, decisions out."""
+"""Scheduling policies: who comes first, how many prompt tokens a step takes, and who is preempted."""
 
 from __future__ import annotations
 
@@ -7,72 +7,83 @@ from typing import Protocol
 
 from kveik.config import ScheduleConfig
 from kveik.request.sequence import Sequence
-from kveik.schedule.queue import Order
+
+Rank = tuple[float, int]
+"""Smaller comes earlier; the second part is the sequence's id, so no two are equal."""
 
 
 class Policy(Protocol):
-    """An order that never changes while a sequence lives: so the first of all always is first, and finishes."""
+    """An order of sequences. The first of all by rank must stay first until it finishes, or nobody surely does."""
 
-    def order(self, sequence: Sequence) -> Order:
-        """Place in the queue; smaller is earlier."""
+    changes: bool
+    """Whether ranks may change as time passes: the waiting queue is then sorted anew before every plan."""
+
+    def rank(self, sequence: Sequence, now: float) -> Rank:
+        """Place in the waiting queue, and among running sequences that get prompt tokens."""
         ...
 
-    def feeding_order(self, prefills: Iterable[Sequence]) -> list[Sequence]:
-        """Running sequences that are behind (given in order of admission), in the order in which they get prompt tokens."""
+    def budget(self, now: float) -> int:
+        """Prompt tokens that a step computes at most."""
         ...
 
-    def yielder(self, running: Iterable[Sequence]) -> Sequence:
-        """Which of these gives its blocks up when there is none left."""
+    def victim(self, candidates: Iterable[Sequence], now: float) -> Sequence:
+        """The running sequence that is preempted when no block is left."""
         ...
 
-    def may_displace(self, waiting: Sequence, running: Sequence) -> bool:
-        """Whether the waiting one is so much more important that the running one must give way."""
+    def may_preempt(self, waiting: Sequence, running: Sequence, now: float) -> bool:
+        """Whether the waiting one is so much more urgent that the running one gives up its blocks."""
         ...
 
 
 class FirstCome:
-    """First come, first served; the newest admitted gives way."""
+    """First come, first served; the newest admitted is preempted."""
 
-    def order(self, sequence: Sequence) -> Order:
-        return (0.0, sequence.id)
+    changes = False
 
-    def feeding_order(self, prefills: Iterable[Sequence]) -> list[Sequence]:
-        return list(prefills)
+    def __init__(self, limits: ScheduleConfig) -> None:
+        self._chunk = limits.prefill_chunk_size
 
-    def yielder(self, running: Iterable[Sequence]) -> Sequence:
-        return max(running, key=lambda sequence: sequence.admission)
+    def rank(self, sequence: Sequence, now: float) -> Rank:
+        return (0.0, sequence.admission if sequence.row is not None else sequence.id)
 
-    def may_displace(self, waiting: Sequence, running: Sequence) -> bool:
+    def budget(self, now: float) -> int:
+        return self._chunk
+
+    def victim(self, candidates: Iterable[Sequence], now: float) -> Sequence:
+        return max(candidates, key=lambda sequence: sequence.admission)
+
+    def may_preempt(self, waiting: Sequence, running: Sequence, now: float) -> bool:
         return False
 
 
-class PriorityWithAgeing:
-    """Lower `priority` first; every `ageing` seconds of age count as one level.
+class PriorityWithAging:
+    """Lower `priority` first; every `aging` seconds of age count as one level.
 
-    A sequence's urgency at time t is priority - (t - arrived) / ageing. The difference of two urgencies does not change with
-    t, so priority + arrived / ageing is a fixed order, and nothing needs sorting again. A sequence of priority p is passed by
-    one of priority q < p only if that one comes less than (p - q) * ageing seconds later: so its wait is bounded.
+    A sequence's urgency at time t is priority - (t - arrived) / aging. The difference of two urgencies does not change with
+    t, so priority + arrived / aging is a fixed order, and nothing needs sorting again. A sequence of priority p is passed by
+    one of priority q < p only if that one comes less than (p - q) * aging seconds later: so its wait is bounded.
     """
 
-    def __init__(self, ageing: float) -> None:
-        self._ageing = ageing
+    changes = False
 
-    def order(self, sequence: Sequence) -> Order:
-        return (sequence.request.priority + sequence.arrived / self._ageing, sequence.id)
+    def __init__(self, limits: ScheduleConfig) -> None:
+        self._aging = limits.priority_aging_seconds
+        self._chunk = limits.prefill_chunk_size
 
-    def feeding_order(self, prefills: Iterable[Sequence]) -> list[Sequence]:
-        return sorted(prefills, key=self.order)
+    def rank(self, sequence: Sequence, now: float) -> Rank:
+        return (sequence.request.priority + sequence.arrived / self._aging, sequence.id)
 
-    def yielder(self, running: Iterable[Sequence]) -> Sequence:
-        return max(running, key=self.order)
+    def budget(self, now: float) -> int:
+        return self._chunk
 
-    def may_displace(self, waiting: Sequence, running: Sequence) -> bool:
+    def victim(self, candidates: Iterable[Sequence], now: float) -> Sequence:
+        return max(candidates, key=lambda sequence: self.rank(sequence, now))
+
+    def may_preempt(self, waiting: Sequence, running: Sequence, now: float) -> bool:
         """Only a better priority takes another's place, and not that of one whose age outweighs it."""
-        return waiting.request.priority < running.request.priority and self.order(waiting) < self.order(running)
+        return waiting.request.priority < running.request.priority and self.rank(waiting, now) < self.rank(running, now)
 
 
 def policy_for(limits: ScheduleConfig) -> Policy:
     """The policy that the configuration names."""
-    if limits.scheduling_policy == "priority":
-        return PriorityWithAgeing(limits.priority_ageing_seconds)
-    return FirstCome()
+    return PriorityWithAging(limits) if limits.scheduling_policy == "priority" else FirstCome(limits)

@@ -1,36 +1,41 @@
-"""Where sequences and blocks meet: which tokens the next step computes, and what its outcome changes.
+"""Scheduler: where sequences and blocks meet. Which tokens the next step computes, and what its outcome changes.
 
 There are no phases. A sequence has a length and a computed count, and every step lets computed catch up with length:
 
-    plan    1. decodes: every running sequence with one pending token gets it, and a block where it needs one
-            2. prefills: running sequences that are further behind, oldest admitted first, as far as the token budget goes
+    plan    1. every running sequence with one pending token gets it, and a block where it needs one
+            2. running sequences that are further behind, in the policy's order, as far as the token budget goes
             3. admissions: waiting sequences, in the queue's order, as far as budget, rows and blocks go
-    settle  computed advances, tokens are appended, who is done is released, blocks that became whole are registered
+            4. guesses of the proposer behind the tokens of 1, as far as tokens and blocks are left
+    settle  computed advances, tokens are appended, finished sequences are released, full blocks are cached
 
-When no block is left, the newest admitted (under `priority`: the least urgent) gives way: its blocks go, its tokens stay, and
-it returns to its place in the queue. So the oldest admitted always makes progress, and finishes; then the next is the oldest.
+When no block is left, the newest admitted (under `priority`: the least urgent) is preempted: its blocks go, its tokens stay,
+and it returns to its place in the queue. So the oldest admitted always makes progress and finishes; then the next is oldest.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
-from kveik.cache.cost import Costs
+import numpy as np
+
 from kveik.cache.eviction.policy import Retention
-from kveik.cache.ledger import CacheLedger
-from kveik.cache.match import PrefixMatch
+from kveik.cache.kv_cache_manager import KVCacheManager
+from kveik.cache.prefix_match import PrefixMatch
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
+from kveik.offload.cost import Costs
+from kveik.offload.loads import Loads
 from kveik.request.sequence import FinishReason, Sequence, Status
-from kveik.schedule.below import BelowPool
 from kveik.schedule.draft import Draft
-from kveik.schedule.plan import Chunk, Settled, StepOutcome, StepPlan
-from kveik.schedule.policy import policy_for
-from kveik.schedule.queue import WaitingLine
-from kveik.schedule.roster import Roster
-from kveik.schedule.rows import line_up
-from kveik.schedule.tally import Tally
+from kveik.schedule.explanations import Explanations
+from kveik.schedule.plan import Finished, Settled, StepOutcome, StepPlan
+from kveik.schedule.policy import Policy, policy_for
+from kveik.schedule.proposer import NoProposer, Proposer
+from kveik.schedule.reasons import Cause, PrefixInFlight
+from kveik.schedule.running_batch import RunningBatch
+from kveik.schedule.settle import commit_rows
+from kveik.schedule.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -38,39 +43,39 @@ class Scheduler:
 
     def __init__(
         self,
-        ledger: CacheLedger,
+        kv_cache: KVCacheManager,
         limits: ScheduleConfig,
         max_model_len: int,
         eos_ids: frozenset[int] = frozenset(),
         costs: Costs | None = None,
+        *,
+        policy: Policy | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """The ledger was made for these limits: its rows, context and largest chunk bound what is decided here. `costs`: of
-        loading from the tiers below the pool, where there are any.
+        """The KV cache manager was made for these limits. `costs`: of loading from tiers below the pool, where there are any.
+        `policy`: another than the one in `limits`. `proposer`: guesses tokens to compute along with the certain ones.
         """
-        assert ledger.rows <= limits.max_num_seqs, "the ledger has more rows than sequences may run"
-        assert max_model_len <= ledger.max_model_len, "the ledger's tables are shorter than the context"
+        assert kv_cache.rows <= limits.max_num_seqs, "the KV cache manager has more rows than sequences may run"
+        assert max_model_len <= kv_cache.max_model_len, "the KV cache manager's tables are shorter than the context"
         cap = limits.long_prefill_token_threshold or limits.prefill_chunk_size
         largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
-        assert largest <= ledger.max_chunk, "the ledger's windowed groups count with smaller chunks"
-        self.ledger = ledger
-        self.below = BelowPool(ledger, costs)
-        self.prefix_queries = 0
-        """Prompt tokens of all sequences admitted so far, each sequence counted once."""
-
-        self.prefix_hits = 0
-        """Those of them that were found in the cache."""
-
+        assert largest <= kv_cache.max_chunk, "the KV cache manager's windowed groups count with smaller chunks"
+        self.kv_cache = kv_cache
+        self.below = Loads(kv_cache, costs)
+        # Prompt tokens of all sequences admitted so far, each counted once, and those of them that were found in the cache.
+        self.prefix_queries = self.prefix_hits = 0
         self._limits = limits
         self._max_model_len = max_model_len
         self._eos_ids = eos_ids
-        self._policy = policy_for(limits)
-        self._line = WaitingLine()
+        self._policy = policy or policy_for(limits)
+        self._proposer = proposer or NoProposer()
+        self._queue = WaitingQueue()
         self._alive: dict[int, Sequence] = {}
         self._ended: dict[int, Sequence] = {}
-        self._decodes = Roster(ledger.rows)
-        self._prefills: dict[int, Sequence] = {}
+        self._batch = RunningBatch(kv_cache.rows)
         self._admissions = 0
-        # True while nothing has changed since an admission pass found nobody who fits: no need to try again every step.
+        self._explanations = Explanations()
+        # Nothing has changed since an admission pass found nothing that fits: no need to try again every step.
         self._hopeless = False
 
     # Questions.
@@ -78,17 +83,17 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences that hold blocks."""
-        return len(self._decodes) + len(self._prefills)
+        return len(self._batch)
 
     @property
     def waiting(self) -> int:
         """Sequences in the queue, those that wait for another's blocks included."""
-        return len(self._line)
+        return len(self._queue)
 
     @property
     def room(self) -> int:
         """Sequences that the queue still takes."""
-        return max(0, self._limits.max_waiting - len(self._line))
+        return max(0, self._limits.max_waiting - len(self._queue))
 
     @property
     def has_work(self) -> bool:
@@ -96,8 +101,7 @@ class Scheduler:
 
     def running_sequences(self) -> Iterator[Sequence]:
         """All that hold blocks, in no promised order."""
-        yield from self._decodes.values()
-        yield from self._prefills.values()
+        return iter(self._batch)
 
     def sequence(self, sequence_id: int) -> Sequence | None:
         """A sequence that is alive, or has ended since the latest plan."""
@@ -108,8 +112,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises PromptTooLong or Overloaded, and has changed nothing then.
 
-        Prompt and `max_tokens` together are at most `max_model_len`, and the ledger has blocks for that many tokens of one
-        sequence in every group: so whatever is queued can run.
+        Prompt and `max_tokens` together are at most `max_model_len`, and the KV cache manager has blocks for that many tokens
+        of one sequence in every group: so whatever is queued can run.
         """
         request, sampling = sequence.request, sequence.sampling
         wanted = sequence.prompt_length + sampling.max_tokens
@@ -118,12 +122,12 @@ class Scheduler:
                 tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens, param="max_tokens"
             )
         if self.room == 0:
-            raise Overloaded(f"The queue is full; sequences in it: {len(self._line)} (--max-waiting).")
+            raise Overloaded(f"The queue is full; sequences in it: {len(self._queue)} (--max-waiting).")
         sequence.end_length = wanted
         sequence.stop_length = sequence.prompt_length + sampling.min_tokens
         sequence.stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         self._alive[sequence.id] = sequence
-        self.ledger.open(
+        self.kv_cache.open(
             sequence.id,
             sequence.tokens,
             request=request.id,
@@ -132,151 +136,186 @@ class Scheduler:
             media=request.media_hash,
             retention=None if (hint := request.retention) is None else Retention(hint.priority, hint.seconds),
         )
-        self._line.add(self._policy.order(sequence), sequence)
+        self._queue.add(self._policy.rank(sequence, sequence.arrived), sequence)
         self._hopeless = False
 
     def abort(self, sequence_id: int) -> bool:
         """End a sequence at once and free its blocks. False where it is not alive any more.
 
-        Between `plan` and `settle` the step still computes it; its token is dropped, and a later plan may use its blocks.
+        Between `plan` and `settle` the step still computes it; its tokens are dropped, and a later plan may use its blocks.
         """
         sequence = self._alive.get(sequence_id)
         if sequence is None:
             return False
         if sequence.status is Status.WAITING:
-            self._line.remove(self._policy.order(sequence), sequence)
-            self._hopeless = False  # Somebody else may be first in line now.
+            self._queue.remove(sequence)
+            self._hopeless = False  # Another one may be first in the queue now.
         self._end(sequence, "abort")
         return True
 
     # The step.
 
     def plan(self, now: float) -> StepPlan:
-        """Decide the next step, and take and give the blocks for it. `now`: seconds on the engine's clock."""
+        """Decide the next step, and allocate and free the blocks for it. `now`: seconds on the engine's clock."""
+        ended = tuple(self._ended)
         self._ended.clear()
-        self.ledger.evictor.now = now
+        self.kv_cache.begin_plan()
+        self.kv_cache.evictor.now = now
         self.below.expire(now)
-        if any([self.below.take_news(), self._line.parked and self._line.wake(self._awaited)]):
+        if self._policy.changes:
+            self._queue.sort(lambda sequence: self._policy.rank(sequence, now))
+        if any([self.below.take_news(), self._queue.wake(self._held), self._policy.changes]):
             self._hopeless = False
-        draft = Draft(budget=0)
-        self._secure_decodes(draft)
-        draft.budget = min(self._limits.prefill_chunk_size, self._limits.max_num_batched_tokens - len(self._decodes))
-        self._feed_prefills(draft, now)
+        draft = Draft(self._batch)
+        self._secure_decodes(draft, now)
+        behind = self._batch.behind()
+        draft.budget = min(self._policy.budget(now), self._limits.max_num_batched_tokens - (len(self._batch) - len(behind)))
+        self._feed_behind(behind, draft, now)
         if not draft.short and not self._hopeless:
             self._admit(draft, now)
-        if self.below.tidy():  # What was held for those who loaded may be what another one lacked.
+        if self.below.tidy():  # What was held for finished loads may be what another sequence lacked.
             self._hopeless = False
             if not draft.short and not draft.admitted:
                 self._admit(draft, now)
-        line_up(self.ledger, self._alive, self._decodes, draft.counts)
-        plan = draft.plan(self._decodes.decodes())
+        self._guess(draft)
+        plan = draft.plan(self.kv_cache, ended, *self._explanations.of(self._queue, draft.budget, draft.starved()))
         assert not plan.empty or not self._alive or self.below.loading, "sequences are alive and none of them makes progress"
         return plan
 
     def settle(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Settled:
-        """Take over what the step brought; the outcome has one token per chunk that samples, in the plan's order."""
-        assert len(outcome.tokens) == len(plan.sampling_ids), "the outcome is not this plan's"
-        tally = Tally(now)
-        self.ledger.evictor.now = now
-        self._settle_decodes(plan.decodes, outcome, tally)
-        self._settle_prefills(plan, outcome, tally)
-        return tally.settled()
+        """Take over what the step brought: 0 to `logits` tokens per row, in the plan's order."""
+        assert len(outcome.offsets) == plan.rows + 1, "the outcome is not this plan's"
+        batch = self._batch
+        self.kv_cache.evictor.now = now
+        tokens, offsets = batch.until_end(outcome.tokens, outcome.offsets)
+        kept = np.diff(offsets)
+        computed = plan.starts + plan.counts - plan.logits + kept
+        begun = batch.first_tokens(kept, now)
+        gaps = batch.advance(computed, tokens, offsets, now)
+        if commit_rows(self.kv_cache, batch, plan, computed, outcome.failed):
+            self._hopeless = False
+        finished: dict[int, Finished] = {}
+        for row in sorted(outcome.failed.union(batch.ending(kept))):
+            one = batch.sequences[row]
+            if one is not None and (reason := self._reason_to_end(one, failed=row in outcome.failed)) is not None:
+                self._end(one, reason)
+                finished[row] = Finished(one.id, reason)
+        return Settled(kept, finished, tuple(sequence.id for sequence in begun), tuple(gaps))
 
     def check(self) -> None:
-        """Every sequence is in one place, and agrees with the ledger: O(blocks). Raises AssertionError."""
-        running = {one.id for one in self.running_sequences()}
+        """Every sequence is in one place, and agrees with the KV cache manager: O(blocks). Raises AssertionError."""
+        running = {one.id for one in self._batch}
         assert len(running) == self.running, "a sequence runs twice"
-        assert len(running) + len(self._line) == len(self._alive), "a sequence is lost"
+        assert len(running) + len(self._queue) == len(self._alive), "a sequence is lost"
         for sequence in self._alive.values():
-            assert (sequence.status is Status.RUNNING) == (sequence.id in running)
-            assert (sequence.row is not None) == (sequence.id in running)
-            assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.end_length
-            assert sequence.computed <= sequence.capacity
-        self._decodes.check()
-        assert self.ledger.filling <= self._prefills.keys(), "a decode still claims or reserves what it has computed"
-        assert len(running) <= self._limits.max_num_seqs
-        self._line.check()
+            assert (sequence.status is Status.RUNNING) == (sequence.id in running), "a sequence's status is not where it is"
+            assert (sequence.row is not None) == (sequence.id in running), "a waiting sequence has a row"
+            assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.end_length, "a sequence is past its end"
+            assert self.kv_cache.row(sequence.id) == sequence.row, "a sequence's row is not its row in the block tables"
+        self._batch.check()
+        assert self.kv_cache.filling <= {one.id for one in self._batch.behind()}, "a decode still claims what it has computed"
+        assert len(running) <= self._limits.max_num_seqs, "more sequences run than may"
+        self._queue.check()
         self.below.check(self._alive.keys() - running)
-        self.ledger.check()
+        self.kv_cache.check()
 
     # Parts of plan.
 
-    def _secure_decodes(self, draft: Draft) -> None:
-        decodes = self._decodes
-        for place in decodes.due():
-            sequence = decodes.sequences[place]
-            # It may have given way to the one before it.
-            if sequence is not None and self._secure(sequence, sequence.computed + 1, draft):
-                decodes.give_room(place, sequence.capacity)
+    def _secure_decodes(self, draft: Draft, now: float) -> None:
+        for row in self._batch.due():
+            sequence = self._batch.sequences[row]
+            # It may have been preempted for the one before it.
+            if sequence is not None:
+                self._secure(sequence, sequence.length, draft, now)
 
-    def _secure(self, sequence: Sequence, length: int, draft: Draft) -> bool:
-        """Room for `length` tokens, from whoever must give way; False where that is the sequence itself."""
-        while self.ledger.reach(sequence.id) < length:
+    def _secure(self, sequence: Sequence, length: int, draft: Draft, now: float) -> bool:
+        """Blocks for `length` tokens, preempting others where none is left; False where it is preempted itself."""
+        while self.kv_cache.reach(sequence.id) < length:
             if self.below.give_way():
                 continue
             draft.short = True
-            victim = self._policy.yielder(self.running_sequences())
-            self._preempt(victim, draft)
+            victim = self._policy.victim(self._batch, now)
+            self._preempt(victim, draft, Cause.BLOCKS, now)
             if victim is sequence:
                 return False
-        sequence.capacity = self.ledger.grow(sequence.id, length)
+        self._grow(sequence, length)
         return True
 
-    def _feed_prefills(self, draft: Draft, now: float) -> None:
-        for sequence in self._policy.feeding_order(self._prefills.values()):
+    def _grow(self, sequence: Sequence, length: int) -> None:
+        self._batch.capacity[sequence.row] = self.kv_cache.grow(sequence.id, length)
+
+    def _feed_behind(self, behind: list[Sequence], draft: Draft, now: float) -> None:
+        behind.sort(key=lambda sequence: self._policy.rank(sequence, now))
+        for sequence in behind:
             if not draft.short and not self._hopeless:
                 self._admit(draft, now, ahead_of=sequence)
             if sequence.status is Status.RUNNING and draft.budget > 0:
-                self._feed(sequence, draft)
+                self._feed(sequence, draft, now)
 
-    def _feed(self, sequence: Sequence, draft: Draft) -> None:
-        """As many tokens as budget and blocks allow; others give way only where not even one is possible."""
-        count = self._count(sequence, draft)
-        start = sequence.computed
-        if start + count > sequence.capacity:
-            reach = self.ledger.reach(sequence.id)
-            if not self._secure(sequence, min(start + count, max(reach, start + 1)), draft):
+    def _feed(self, sequence: Sequence, draft: Draft, now: float) -> None:
+        """As many tokens as budget and blocks allow; others are preempted only where not even one is possible."""
+        count, start = self._count(sequence, draft), sequence.computed
+        if start + count > self._batch.capacity[sequence.row]:
+            reach = self.kv_cache.reach(sequence.id)
+            if not self._secure(sequence, min(start + count, max(reach, start + 1)), draft, now):
                 return
-        draft.give(sequence, min(count, sequence.capacity - start))
+        draft.give(sequence, min(count, int(self._batch.capacity[sequence.row]) - start))
 
     def _count(self, sequence: Sequence, draft: Draft) -> int:
         most = self._limits.long_prefill_token_threshold or draft.budget
         return min(sequence.pending, draft.budget, most)
 
-    def _preempt(self, sequence: Sequence, draft: Draft) -> None:
-        """Take the blocks; what was computed can be found again. The sequence returns to its place in the queue."""
+    def _preempt(self, sequence: Sequence, draft: Draft, cause: Cause, now: float) -> None:
+        """Free the blocks; what was computed can be found again. The sequence returns to its place in the queue."""
+        draft.preempt(sequence, cause)
         self._stop(sequence)
-        draft.take_back(sequence)
-        sequence.status, sequence.computed = Status.WAITING, 0
+        sequence.status = Status.WAITING
         sequence.preemptions += 1
-        self._line.add(self._policy.order(sequence), sequence)
+        self._queue.add(self._policy.rank(sequence, now), sequence)
+
+    def _guess(self, draft: Draft) -> None:
+        """Guesses take what is left of the step's tokens, and blocks that are free: they preempt nothing."""
+        if isinstance(self._proposer, NoProposer):
+            return
+        left = self._limits.max_num_batched_tokens - draft.tokens
+        for sequence in draft.decoding():
+            start = sequence.computed
+            limit = min(left, self.kv_cache.max_chunk - 1, sequence.end_length - sequence.length - 1)
+            limit = min(limit, self.kv_cache.reach(sequence.id) - sequence.length)
+            guesses = tuple(self._proposer.propose(sequence, limit)[:limit]) if limit > 0 else ()
+            if guesses:
+                self._grow(sequence, start + 1 + len(guesses))
+                draft.guess(sequence, guesses)
+                left -= len(guesses)
 
     # Admission.
 
     def _admit(self, draft: Draft, now: float, ahead_of: Sequence | None = None) -> None:
-        """Admit from the queue while there is budget; with `ahead_of`, only those before whom that running one must give way.
+        """Admit from the queue while there is budget; with `ahead_of`, only those for which that running one is preempted.
 
-        Whoever does not fit may be passed by up to `look_past` others, but not more than `look_past_limit` times.
+        A sequence that does not fit may be passed by up to `look_past` others, but not more than `look_past_limit` times.
         """
         blocked: list[Sequence] = []
-        place, line = 0, self._line
-        while place < line.ready and draft.budget > 0 and len(blocked) <= self._limits.look_past:
-            sequence = line.at(place)
-            if ahead_of is not None and not self._policy.may_displace(sequence, ahead_of):
+        place, queue = 0, self._queue
+        self._explanations.clear()
+        while place < queue.ready and draft.budget > 0 and len(blocked) <= self._limits.look_past:
+            sequence = queue.at(place)
+            if ahead_of is not None and not self._policy.may_preempt(sequence, ahead_of, now):
                 return
             if any(one.passed_over >= self._limits.look_past_limit for one in blocked):
+                self._explanations.put_off(sequence)
                 break
-            if sequence.id in draft.preempted:
-                return  # It gave way in this very step, and those behind it are no more urgent.
+            if draft.is_preempted(sequence):
+                self._explanations.put_off(sequence)
+                return  # It was preempted in this very step, and those behind it are no more urgent.
             limit = sequence.hit_limit
-            match = self.ledger.match(sequence.id, limit)
-            claim = self.ledger.blocker(sequence.id, match, limit) or self.below.blocker(sequence, match, limit)
-            if claim is None:
-                claim = self.below.begin(sequence, match, limit, now)
+            match = self.kv_cache.match(sequence.id, limit)
+            claim = self._claim(sequence, match, limit, now)
             if claim is not None:
-                line.park(place, claim)
-            elif self._make_room(sequence, match, draft):
-                self._start(line.leave(place), match, draft, now)
+                queue.park(place, claim)
+            elif self._make_room(sequence, match, draft, now):
+                self._start(queue.pop(place), match, draft, now)
+                self._explanations.drop(sequence)
                 for one in blocked:
                     one.passed_over += 1
             else:
@@ -284,117 +323,77 @@ class Scheduler:
                 place += 1
         self._hopeless = ahead_of is None and draft.budget > 0
 
-    def _awaited(self, claim: bytes) -> bool:
-        """Whether whoever waits for this has to wait on."""
-        return self.ledger.claimed(claim) or self.below.claimed(claim)
+    def _claim(self, sequence: Sequence, match: PrefixMatch | None, limit: int, now: float) -> Hashable | None:
+        """What the sequence had better wait for: blocks that are being computed or loaded."""
+        if (key := self.kv_cache.blocker(sequence.id, match, limit)) is not None:
+            return PrefixInFlight(key)
+        return self.below.blocker(sequence, match, limit) or self.below.begin(sequence, match, limit, now)
 
-    def _make_room(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft) -> bool:
-        """Whether the sequence can be admitted; those that must give way for it are preempted, if that suffices."""
-        if self.ledger.can_admit(sequence.id, match):
+    def _held(self, claim: Hashable) -> bool:
+        """Whether sequences that wait for this have to wait on."""
+        return self.kv_cache.claimed(claim.key) if isinstance(claim, PrefixInFlight) else self.below.claimed(claim)
+
+    def _make_room(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> bool:
+        """Whether the sequence can be admitted; those that are less urgent are preempted for it, if that suffices."""
+        if (shortage := self.kv_cache.shortage(sequence.id, match)) is None:
             return True
-        rivals = [one for one in self.running_sequences() if self._policy.may_displace(sequence, one)]
-        rivals.sort(key=self._policy.order, reverse=True)
+        self._explanations.block(sequence, shortage)
+        rivals = [one for one in self._batch if self._policy.may_preempt(sequence, one, now)]
+        rivals.sort(key=lambda one: self._policy.rank(one, now), reverse=True)
 
         def suffices(count: int) -> bool:
-            return self.ledger.can_admit(sequence.id, match, [one.id for one in rivals[:count]])
+            return self.kv_cache.shortage(sequence.id, match, [one.id for one in rivals[:count]]) is None
 
         if not rivals or not suffices(len(rivals)):
             return False
-        # The more give way, the more room there is.
+        # The more are preempted, the more blocks there are.
         fewest = bisect_left(range(1, len(rivals) + 1), True, key=suffices) + 1
         for rival in rivals[:fewest]:
-            self._preempt(rival, draft)
+            self._preempt(rival, draft, Cause.POLICY, now)
         return True
 
     def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> None:
         # One that was preempted takes up where it was: its newest token is a decode, not part of a prompt.
         target = sequence.length - 1 if sequence.output_count else sequence.length
-        admission = self.ledger.admit(sequence.id, match, target)
+        admission = self.kv_cache.admit(sequence.id, match, target)
         self._admissions += 1
-        sequence.status, sequence.row, sequence.admission = Status.RUNNING, admission.row, self._admissions
-        sequence.computed = admission.matched
+        sequence.status, sequence.admission = Status.RUNNING, self._admissions
         loaded = self.below.admitted(sequence.id, match)
         if sequence.cached_tokens is None:
             sequence.loaded_tokens = loaded
             sequence.cached_tokens, sequence.admitted = admission.matched, now
             self.prefix_queries += sequence.prompt_length
             self.prefix_hits += admission.matched
-        self._prefills[sequence.id] = sequence
+        self._batch.add(sequence, admission.row, admission.matched)
         count = self._count(sequence, draft)
-        sequence.capacity = self.ledger.grow(sequence.id, sequence.computed + count)
+        self._grow(sequence, admission.matched + count)
         draft.give(sequence, count)
         draft.copies += admission.copies
         draft.admitted.append(sequence.id)
 
     # Parts of settle.
 
-    def _settle_decodes(self, count: int, outcome: StepOutcome, tally: Tally) -> None:
-        """The first `count` places, which are the plan's decodes; whoever was aborted meanwhile is a gap there."""
-        decodes, tokens = self._decodes, outcome.tokens[:count]
-        failed = frozenset(place for place in outcome.failed if place < count)
-        tally.gaps += decodes.advance(tokens, failed, tally.now).tolist()
-        for place in decodes.whole(count, self.ledger.block_size):
-            sequence = decodes.sequences[place]
-            if sequence is not None and place not in failed and self.ledger.commit(sequence.id, sequence.computed):
-                self._hopeless = False
-        for place in sorted(failed.union(decodes.ending(tokens))):
-            sequence = decodes.sequences[place]
-            if sequence is not None:
-                self._end_where_due(sequence, outcome, place, tally)
-
-    def _settle_prefills(self, plan: StepPlan, outcome: StepOutcome, tally: Tally) -> None:
-        if plan.prefills:
-            # Blocks may have left windows, and what a prompt was promised until its end is free for others after it.
-            self._hopeless = False
-        place = plan.decodes
-        for chunk in plan.prefills:
-            sequence = self._prefills.get(chunk.sequence_id)
-            if sequence is not None:  # Otherwise aborted meanwhile.
-                self._settle_prefill(sequence, chunk, outcome, place, tally)
-            place += chunk.samples
-
-    def _settle_prefill(self, sequence: Sequence, chunk: Chunk, outcome: StepOutcome, place: int, tally: Tally) -> None:
-        """`place`: of its token in the outcome, where it has one."""
-        sequence.computed = chunk.start + chunk.count
-        if not (chunk.samples and place in outcome.failed):
-            self.ledger.commit(sequence.id, sequence.computed)
-            if chunk.samples:
-                tally.give(sequence, int(outcome.tokens[place]))
-            if sequence.decoding:
-                del self._prefills[sequence.id]
-                self._decodes.add(sequence)
-        if chunk.samples:
-            self._end_where_due(sequence, outcome, place, tally)
-
-    def _end_where_due(self, sequence: Sequence, outcome: StepOutcome, place: int, tally: Tally) -> None:
-        """End the sequence where its new token is the last, or where it has none because its logits were not finite."""
-        token = int(outcome.tokens[place])
-        failed = place in outcome.failed
-        reason = "error" if failed else sequence.end_reason(token)
-        if reason is None:
-            return
+    def _reason_to_end(self, sequence: Sequence, *, failed: bool) -> FinishReason | None:
+        """Why the sequence ends with its newest token, or without one because its logits were not finite."""
         if failed:
-            self.ledger.disown(sequence.id)
-        elif reason == "stop":
-            sequence.stop_token = token
-        self._end(sequence, reason)
-        tally.end(place, sequence, reason)
+            self.kv_cache.disown(sequence.id)
+            return "error"
+        reason = sequence.end_reason(sequence.tokens[-1], sequence.length)
+        sequence.stop_token = sequence.tokens[-1] if reason == "stop" else None
+        return reason
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
         self.below.dropped(sequence.id)
-        self.ledger.close(sequence.id)
+        self._explanations.drop(sequence)
+        self.kv_cache.close(sequence.id)
         del self._alive[sequence.id]
         self._ended[sequence.id] = sequence
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
 
     def _stop(self, sequence: Sequence) -> None:
-        """It runs no more: blocks and row go back."""
-        self.ledger.release(sequence.id, sequence.computed)
-        if sequence.id in self._decodes:
-            self._decodes.pop(sequence.id)
-        else:
-            del self._prefills[sequence.id]
-        sequence.row, sequence.capacity = None, 0
+        """The sequence runs no more: blocks and row are free."""
+        self.kv_cache.release(sequence.id, sequence.computed)
+        self._batch.remove(sequence)
         self._hopeless = False

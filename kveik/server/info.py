@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kveik import __version__
-from kveik.engine.accounts import CacheStats
+from kveik.engine.cache_stats import CacheStats
 from kveik.errors import BadValue, EngineStopped, ModelNotFound, NotAuthorized, Overloaded
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.server.body import read_body

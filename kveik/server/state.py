@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kveik.config import ServerConfig
-from kveik.engine.accounts import CacheStats, PromptTokens
+from kveik.engine.cache_stats import CacheStats, PromptTokens
 from kveik.engine.stream import Door
 from kveik.errors import Refused
 from kveik.server.body import BodyBudget

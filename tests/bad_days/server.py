@@ -16,7 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bad_days.traffic import ANSWER, SOURCES, Asked
-from tests.tiers.redis_server import free_port
+from tests.offload.stores.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 KVEIK = [sys.executable, "-c", "from kveik.cli.main import main; main()"]

@@ -17,13 +17,13 @@ import pytest
 
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
+from kveik.offload.stores.record import Miss, RecordKey
 from kveik.schedule.draft import Draft
 from kveik.text.heldout import heldout_text
-from kveik.tiers.record import Miss, RecordKey
 from tests.bad_days.traffic import GREEDY, Asked, Traffic, drawn
 from tests.engine.tiered import believe, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
-from tests.tiers.redis_server import running
+from tests.offload.stores.redis_server import running
 
 AT_ONCE = 4
 WAYS = ("pool", "ram", "disk", "remote", "preempted", "mixed")
@@ -105,7 +105,7 @@ def give_way(llm: LLM, chance: random.Random) -> None:
     scheduler = llm.loaded.engine.scheduler
     if chance.random() < 0.05 and (decoding := list(scheduler._decodes.values())):
         scheduler._preempt(chance.choice(decoding), Draft(budget=0))
-        for group in scheduler.ledger._groups:
+        for group in scheduler.kv_cache._groups:
             group.shed(group.pool.full)
         llm.loaded.engine.attend()
 

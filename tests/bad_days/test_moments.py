@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kveik.tiers.record import RecordKey
+from kveik.offload.stores.record import RecordKey
 from tests.bad_days.traffic import Asked, Traffic, conversations
 from tests.engine.tiered import opened, transfers
 from tests.engine.tiny import save_tiny_llama

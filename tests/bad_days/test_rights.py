@@ -16,7 +16,7 @@ from kveik.request.request import Request
 from tests.bad_days.traffic import GREEDY, drawn
 from tests.engine.tiered import opened, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
-from tests.tiers.redis_server import running
+from tests.offload.stores.redis_server import running
 
 TENANTS, SALTS = (b"a", b"b", b"c"), (None, "s")
 SIZE, PUBLIC = 16, 100

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from kveik.config import StreamConfig
-from kveik.engine import below
 from kveik.engine.loop import EngineLoop
+from kveik.offload import open_tiers as below
+from kveik.offload.stores.disk_files import SlotFiles
+from kveik.offload.stores.record import Miss
 from kveik.request.request import Request
-from kveik.tiers.disk_files import SlotFiles
-from kveik.tiers.record import Miss
 from tests.bad_days.test_troubled import impatient, record_files
 from tests.bad_days.traffic import GREEDY, drawn
 from tests.engine.tiered import opened, transfers
 from tests.engine.tiny import save_tiny_llama
-from tests.tiers.redis_server import running
+from tests.offload.stores.redis_server import running
 from tests.worlds import lifetime
 from tests.worlds.lifetime import Lifetime
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from kveik.engine.llm import LLM
-from kveik.tiers import disk as disk_store
-from kveik.tiers.breaker import BreakerLimits
-from kveik.tiers.disk_files import SlotFiles
-from kveik.tiers.record import Miss
+from kveik.offload.breaker import BreakerLimits
+from kveik.offload.stores import disk as disk_store
+from kveik.offload.stores.disk_files import SlotFiles
+from kveik.offload.stores.record import Miss
 from tests.bad_days.traffic import Asked, Traffic, conversations
 from tests.engine.tiered import believe, opened, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
-from tests.tiers.mounts import remount, small_disk_at
-from tests.tiers.redis_server import running
+from tests.offload.stores.mounts import remount, small_disk_at
+from tests.offload.stores.redis_server import running
 
 CAPACITY = 4 << 20
 Known = tuple[str, list[Asked]]

@@ -1,14 +1,14 @@
-"""Small ledgers for tests, and the few moves a sequence makes in them."""
+"""Small KV cache managers for tests, and the few moves a sequence makes in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kveik.cache.kv_cache_manager import Admission, KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import Admission, CacheLedger
 
 
-def ledger(
+def kv_cache(
     blocks: int | Sequence[int] = 16,
     *,
     windows: Sequence[int | None] = (None,),
@@ -17,11 +17,11 @@ def ledger(
     max_model_len: int = 32,
     max_chunk: int | None = None,
     caching: bool = True,
-) -> CacheLedger:
+) -> KVCacheManager:
     """Blocks of 4 tokens, so that a reader can count along."""
     groups = [LayerGroup((number,), 1, 2, window) for number, window in enumerate(windows)]
     counts = [blocks] * len(groups) if isinstance(blocks, int) else list(blocks)
-    return CacheLedger(
+    return KVCacheManager(
         groups,
         counts,
         block_size=block_size,
@@ -32,45 +32,47 @@ def ledger(
     )
 
 
-def enter(ledger: CacheLedger, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r") -> None:
+def enter(
+    kv_cache: KVCacheManager, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
+) -> None:
     """Open only."""
-    ledger.open(sequence_id, list(tokens), request=request, salt=salt)
+    kv_cache.open(sequence_id, list(tokens), request=request, salt=salt)
 
 
 def admit(
-    ledger: CacheLedger, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
+    kv_cache: KVCacheManager, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
 ) -> Admission:
     """Open, take what is found, and have room for all tokens."""
-    enter(ledger, sequence_id, tokens, salt=salt, request=request)
-    match = ledger.match(sequence_id, len(tokens) - 1)
-    assert ledger.can_admit(sequence_id, match)
-    admission = ledger.admit(sequence_id, match, len(tokens))
-    ledger.grow(sequence_id, len(tokens))
-    ledger.check()
+    enter(kv_cache, sequence_id, tokens, salt=salt, request=request)
+    match = kv_cache.match(sequence_id, len(tokens) - 1)
+    assert kv_cache.can_admit(sequence_id, match)
+    admission = kv_cache.admit(sequence_id, match, len(tokens))
+    kv_cache.grow(sequence_id, len(tokens))
+    kv_cache.check()
     return admission
 
 
 def compute(
-    ledger: CacheLedger, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
+    kv_cache: KVCacheManager, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
 ) -> Admission:
     """Admit, and finish the step that computes everything."""
-    admission = admit(ledger, sequence_id, tokens, salt=salt, request=request)
-    ledger.commit(sequence_id, len(tokens))
-    ledger.check()
+    admission = admit(kv_cache, sequence_id, tokens, salt=salt, request=request)
+    kv_cache.commit(sequence_id, len(tokens))
+    kv_cache.check()
     return admission
 
 
-def leave(ledger: CacheLedger, sequence_id: int, computed: int) -> None:
+def leave(kv_cache: KVCacheManager, sequence_id: int, computed: int) -> None:
     """Release and close."""
-    ledger.release(sequence_id, computed)
-    ledger.close(sequence_id)
-    ledger.check()
+    kv_cache.release(sequence_id, computed)
+    kv_cache.close(sequence_id)
+    kv_cache.check()
 
 
 def serve(
-    ledger: CacheLedger, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
+    kv_cache: KVCacheManager, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
 ) -> Admission:
     """A whole life: computed, and gone."""
-    admission = compute(ledger, sequence_id, tokens, salt=salt, request=request)
-    leave(ledger, sequence_id, len(tokens))
+    admission = compute(kv_cache, sequence_id, tokens, salt=salt, request=request)
+    leave(kv_cache, sequence_id, len(tokens))
     return admission

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kveik.cache.block_table import BlockTables
-from tests.cache.making import admit, leave, ledger
+from tests.cache.making import admit, kv_cache, leave
 
 
 def test_a_row_is_updated_in_place_and_clean_when_it_is_used_again() -> None:
@@ -29,7 +29,7 @@ def test_no_more_rows_are_given_than_there_are() -> None:
 
 
 def test_the_ledger_never_replaces_the_arrays_that_the_executor_holds() -> None:
-    cache = ledger(windows=(None, 8))
+    cache = kv_cache(windows=(None, 8))
     seen = list(cache.tables)
     row = admit(cache, 1, list(range(20))).row
     assert len(set(seen[0][row, :5].tolist())) == 5
@@ -51,15 +51,17 @@ def test_rows_change_places_and_the_free_one_stays_clean() -> None:
     assert tables.take_row() == second, "the row that became free is the one that is given"
 
 
-def test_a_sequence_takes_another_row_and_whoever_had_it_takes_its_old_one() -> None:
-    cache = ledger(windows=(None, 8))
+def test_sequences_exchange_rows_and_a_free_row_can_be_taken() -> None:
+    cache = kv_cache(windows=(None, 8))
     one, other = admit(cache, 1, list(range(20))).row, admit(cache, 2, list(range(100, 109))).row
     before = [table.copy() for table in cache.tables]
-    assert cache.move(1, other) == 2
+    cache.exchange_rows(one, other)
+    assert (cache.row(1), cache.row(2)) == (other, one)
     cache.check()
     assert all((now[[one, other]] == then[[other, one]]).all() for now, then in zip(cache.tables, before, strict=True))
     free = next(row for row in range(cache.rows) if row not in (one, other))
-    assert cache.move(2, free) is None
+    cache.exchange_rows(one, free)
+    assert cache.row(2) == free
     cache.check()
     leave(cache, 1, 20)
     leave(cache, 2, 9)

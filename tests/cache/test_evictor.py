@@ -11,16 +11,16 @@ from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, MayGo, Retention
 from kveik.cache.eviction.priority import PriorityPolicy
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from tests.cache.making import admit, compute, leave, serve
 
 
-def ledger(
+def kv_cache(
     policy: EvictionPolicy | None, blocks: Sequence[int] = (16,), windows: Sequence[int | None] = (None,)
-) -> CacheLedger:
+) -> KVCacheManager:
     groups = [LayerGroup((number,), 1, 2, window) for number, window in enumerate(windows)]
-    return CacheLedger(groups, blocks, block_size=4, rows=4, max_model_len=32, max_chunk=8, eviction=policy)
+    return KVCacheManager(groups, blocks, block_size=4, rows=4, max_model_len=32, max_chunk=8, eviction=policy)
 
 
 class Favouring(LruPolicy):
@@ -39,19 +39,19 @@ class Favouring(LruPolicy):
         return [float(key in self.favoured) for key in keys]
 
 
-def favour(cache: CacheLedger, policy: Favouring) -> None:
+def favour(cache: KVCacheManager, policy: Favouring) -> None:
     """Whatever is cached now."""
     policy.favoured.update(cache._groups[0].index.by_key)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_policy_of_least_recent_use_does_what_the_pool_does_by_itself(seed: int) -> None:
-    hits = drawn_hits(ledger(LruPolicy()), random.Random(seed))
-    assert hits == drawn_hits(ledger(None), random.Random(seed))
+    hits = drawn_hits(kv_cache(LruPolicy()), random.Random(seed))
+    assert hits == drawn_hits(kv_cache(None), random.Random(seed))
     assert sum(hits) > 100
 
 
-def drawn_hits(cache: CacheLedger, chance: random.Random) -> list[int]:
+def drawn_hits(cache: KVCacheManager, chance: random.Random) -> list[int]:
     """Tokens found by each of many requests, up to three at once; as in service, none computes what another is computing."""
     running, hits = dict[int, int](), []
     for number in range(150):
@@ -80,7 +80,7 @@ def drawn_hits(cache: CacheLedger, chance: random.Random) -> list[int]:
 
 def test_what_the_policy_values_stays_and_the_rest_goes() -> None:
     policy = Favouring()
-    cache = ledger(policy)
+    cache = kv_cache(policy)
     serve(cache, 0, range(100, 116))
     favour(cache, policy)
     for number in range(1, 12):
@@ -90,7 +90,7 @@ def test_what_the_policy_values_stays_and_the_rest_goes() -> None:
 
 
 def test_blocks_of_a_running_request_never_go_whatever_the_policy_wants() -> None:
-    cache = ledger(HazardPolicy(4, random.Random(0)), blocks=(12,))
+    cache = kv_cache(HazardPolicy(4, random.Random(0)), blocks=(12,))
     serve(cache, 0, range(100, 116))
     admit(cache, 1, range(100, 117))
     for number in range(2, 8):
@@ -100,7 +100,7 @@ def test_blocks_of_a_running_request_never_go_whatever_the_policy_wants() -> Non
 
 
 def test_blocks_of_a_preempted_request_go_last() -> None:
-    cache = ledger(HazardPolicy(4, random.Random(0)), blocks=(10,))
+    cache = kv_cache(HazardPolicy(4, random.Random(0)), blocks=(10,))
     compute(cache, 0, range(100, 112))
     cache.release(0, 12)
     for number in range(2, 8):
@@ -113,11 +113,11 @@ def test_blocks_of_a_preempted_request_go_last() -> None:
 def test_what_a_request_left_in_an_earlier_life_goes_with_it() -> None:
     """Preempted with four blocks, of which the second goes meanwhile; admitted again with one, and aborted at once."""
     policy = HazardPolicy(4, random.Random(0))
-    cache = ledger(policy)
+    cache = kv_cache(policy)
     compute(cache, 0, range(100, 117))
     cache.release(0, 17)
     group = cache._groups[0]
-    group.forget([group.index.by_key[cache._accounts[0].chain.keys[1]]])
+    group.forget([group.index.by_key[cache._seqs[0].chain.keys[1]]])
     match = cache.match(0, 16)
     assert match is not None
     assert match.full == 1
@@ -128,7 +128,7 @@ def test_what_a_request_left_in_an_earlier_life_goes_with_it() -> None:
 
 
 def test_a_chain_that_goes_takes_its_blocks_in_every_group_with_it() -> None:
-    cache = ledger(LruPolicy(), blocks=(8, 100), windows=(None, 9))
+    cache = kv_cache(LruPolicy(), blocks=(8, 100), windows=(None, 9))
     for number in range(6):
         cache.evictor.now = float(number)
         serve(cache, number, range(100 * number, 100 * number + 16))
@@ -139,7 +139,7 @@ def test_a_chain_that_goes_takes_its_blocks_in_every_group_with_it() -> None:
 
 def test_a_windowed_group_that_runs_short_by_itself_keeps_what_the_policy_values() -> None:
     policy = Favouring()
-    cache = ledger(policy, blocks=(200, 40), windows=(None, 9))
+    cache = kv_cache(policy, blocks=(200, 40), windows=(None, 9))
     serve(cache, 0, range(100, 116))
     favour(cache, policy)
     for number in range(1, 30):
@@ -151,7 +151,7 @@ def test_a_windowed_group_that_runs_short_by_itself_keeps_what_the_policy_values
 
 def test_without_prefix_caching_there_is_nothing_to_decide() -> None:
     policy = LruPolicy()
-    cache = CacheLedger(
+    cache = KVCacheManager(
         [LayerGroup((0,), 1, 2, None)],
         [16],
         block_size=4,
@@ -166,7 +166,7 @@ def test_without_prefix_caching_there_is_nothing_to_decide() -> None:
 
 def test_an_emptied_cache_is_empty_for_the_policy_too() -> None:
     policy = HazardPolicy(4, random.Random(0))
-    cache = ledger(policy)
+    cache = kv_cache(policy)
     serve(cache, 0, range(16))
     assert policy.stored_count == 4
     cache.reset()
@@ -176,7 +176,7 @@ def test_an_emptied_cache_is_empty_for_the_policy_too() -> None:
 
 def test_values_that_are_not_finite_leave_the_policy_nothing() -> None:
     policy = HazardPolicy(4, random.Random(0))
-    cache = ledger(policy)
+    cache = kv_cache(policy)
     compute(cache, 0, range(16))
     cache.disown(0)
     leave(cache, 0, 16)
@@ -184,7 +184,7 @@ def test_values_that_are_not_finite_leave_the_policy_nothing() -> None:
 
 
 def test_what_a_request_asks_to_keep_is_kept_and_what_it_lets_go_goes() -> None:
-    cache = ledger(PriorityPolicy(LruPolicy(), 16))
+    cache = kv_cache(PriorityPolicy(LruPolicy(), 16))
     for number, priority in ((0, 80), (1, 0)):
         tokens = list(range(100 * number, 100 * number + 9))
         cache.open(number, tokens, request="r", retention=Retention(priority, 1000.0))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import BlockCopy, BlockLayout, LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.cache.storage import BlockStorage
 from kveik.errors import DoesNotFit
 from kveik.kernels.kv_types import FP8_E4M3, FP8_E5M2, INT8, KvType, parts, plain, quantise
@@ -93,53 +93,53 @@ def test_a_source_that_is_evicted_and_taken_again_in_the_same_step_is_copied_int
     """Many admissions in one step, from a pool so small that they take each other's sources; storage holds the tokens."""
     chance = random.Random(seed)
     size, made = 4, storage(blocks=9)
-    ledger = CacheLedger(GROUPS, [9, 9], block_size=size, rows=4, max_model_len=12)
+    kv_cache = KVCacheManager(GROUPS, [9, 9], block_size=size, rows=4, max_model_len=12)
     number, reused = 0, 0
     for _ in range(60):
         members, copies, targets = [], [], set()
         for _ in range(chance.randrange(1, 5)):
             tokens = [chance.randrange(1, 3) for _ in range(chance.randrange(2, 12))]
-            ledger.open(number, tokens, request="r")
-            match = ledger.match(number, len(tokens) - 1)
-            if not ledger.can_admit(number, match):
-                ledger.close(number)
+            kv_cache.open(number, tokens, request="r")
+            match = kv_cache.match(number, len(tokens) - 1)
+            if not kv_cache.can_admit(number, match):
+                kv_cache.close(number)
                 continue
-            admission = ledger.admit(number, match, len(tokens))
-            ledger.grow(number, len(tokens))
+            admission = kv_cache.admit(number, match, len(tokens))
+            kv_cache.grow(number, len(tokens))
             copies += admission.copies
             targets.update((copy.group, copy.target) for copy in admission.copies)
             members.append((number, tokens, admission))
             number += 1
-        taken = {(group, block) for group in (0, 1) for _, _, one in members for block in ledger.tables[group][one.row]}
+        taken = {(group, block) for group in (0, 1) for _, _, one in members for block in kv_cache.tables[group][one.row]}
         reused += len({(copy.group, copy.source) for copy in copies} & taken)
         made.copy_all(copies)
         for _, tokens, admission in members:
-            write(made, ledger, admission.row, tokens, admission.matched)
+            write(made, kv_cache, admission.row, tokens, admission.matched)
         for _, tokens, admission in members:
-            assert read(made, ledger, admission.row, tokens) == [tokens, tokens]
+            assert read(made, kv_cache, admission.row, tokens) == [tokens, tokens]
         for id_, tokens, _ in members:
-            ledger.commit(id_, len(tokens))
-            ledger.check()
+            kv_cache.commit(id_, len(tokens))
+            kv_cache.check()
         for id_, tokens, _ in members:
-            ledger.release(id_, len(tokens))
-            ledger.close(id_)
+            kv_cache.release(id_, len(tokens))
+            kv_cache.close(id_)
     assert reused > 0, "no source was ever taken again: the seed proves nothing"
 
 
-def write(made: BlockStorage, ledger: CacheLedger, row: int, tokens: list[int], start: int) -> None:
+def write(made: BlockStorage, kv_cache: KVCacheManager, row: int, tokens: list[int], start: int) -> None:
     for group, tensor in enumerate(made.tensors):
         for position in range(start, len(tokens)):
-            tensor[int(ledger.tables[group][row, position // 4]), :, :, :, position % 4] = tokens[position]
+            tensor[int(kv_cache.tables[group][row, position // 4]), :, :, :, position % 4] = tokens[position]
 
 
-def read(made: BlockStorage, ledger: CacheLedger, row: int, tokens: list[int]) -> list[list[int]]:
+def read(made: BlockStorage, kv_cache: KVCacheManager, row: int, tokens: list[int]) -> list[list[int]]:
     """Per group, what the row's slots hold; outside a window, what they should (nobody reads them)."""
     found = []
     for group, tensor in enumerate(made.tensors):
         window = GROUPS[group].window
         lowest = 0 if window is None else max(0, len(tokens) - 1 - window + 1)
         slots = [
-            int(tensor[int(ledger.tables[group][row, position // 4]), 0, 0, 0, position % 4, 0])
+            int(tensor[int(kv_cache.tables[group][row, position // 4]), 0, 0, 0, position % 4, 0])
             for position in range(lowest, len(tokens))
         ]
         found.append(tokens[:lowest] + slots)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kveik.cache.layout import BlockCopy
-from tests.cache.making import leave, ledger
+from tests.cache.making import kv_cache, leave
 
 A_TO_J = [ord(letter) for letter in "abcdefghij"]
 
 
 def test_a_prompt_lives_as_the_page_says() -> None:
-    cache, tokens = ledger(), list(A_TO_J)
+    cache, tokens = kv_cache(), list(A_TO_J)
     index = cache._groups[0].index
 
     def known() -> list[str]:

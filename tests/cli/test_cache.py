@@ -15,10 +15,10 @@ import pytest
 
 from kveik.cli.main import run
 from kveik.clock import SystemClock
-from kveik.tiers.disk import DiskStore
-from kveik.tiers.disk_index import DiskIndex
-from kveik.tiers.record import Encoding, RecordFormat, RecordKey
-from tests.tiers.mounts import remount, small_disk_at
+from kveik.offload.stores.disk import DiskStore
+from kveik.offload.stores.disk_index import DiskIndex
+from kveik.offload.stores.record import Encoding, RecordFormat, RecordKey
+from tests.offload.stores.mounts import remount, small_disk_at
 
 TRACE = str(Path(__file__).parents[1] / "traces" / "synthetic_700.jsonl.gz")
 

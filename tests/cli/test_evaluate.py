@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from kveik.cli.evaluate import EvaluationDisplay
 from kveik.cli.main import run
-from kveik.engine.evaluate import EvaluationProgress
+from kveik.measure.evaluate import EvaluationProgress
 from tests.engine.tiny import save_tiny_llama
 
 QUICK = ("--tokens", "200", "--context", "100", "--prompts", "2", "--kv-cache-memory-bytes", "4MiB", "--dtype", "float32")

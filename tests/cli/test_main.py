@@ -177,7 +177,7 @@ def test_an_interrupted_measurement_is_code_130_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kveik.cli.main.with_model", lambda config: config)
-    monkeypatch.setattr("kveik.engine.throughput.LLM", InterruptedLLM)
+    monkeypatch.setattr("kveik.measure.throughput.LLM", InterruptedLLM)
     assert run(["bench", "throughput", "--repeats", "1"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 

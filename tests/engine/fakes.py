@@ -1,11 +1,11 @@
-"""An engine whose model is a function: real scheduler, ledger and streams, tokens from the test."""
+"""An engine whose model is a function: real scheduler, KV cache manager and streams, tokens from the test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.clock import StepClock
 from kveik.config import ScheduleConfig
 from kveik.engine.engine import Engine
@@ -14,8 +14,9 @@ from kveik.observe.bus import EventBus
 from kveik.observe.events import Event
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
-from kveik.schedule.plan import Sampled, StepOutcome, StepPlan
+from kveik.schedule.plan import StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
+from tests.schedule.rows import outcome_of
 
 GROUP = LayerGroup(layers=(0,), kv_heads=1, head_dim=4, window=None)
 EOS = 1
@@ -36,31 +37,34 @@ def spelled(tokens: Iterable[int]) -> NextToken:
 class FunctionExecutor:
     """Every token comes from a function of the sequence; steps can be made to fail."""
 
-    def __init__(self, next_token: NextToken, clock: StepClock) -> None:
+    def __init__(self, next_token: NextToken, clock: StepClock, sequence: Callable[[int], Sequence | None]) -> None:
+        self.sequence = sequence
         self.next_token = next_token
         self.clock = clock
         self.plans: list[StepPlan] = []
-        self.forgotten: list[int] = []
+        self.ended: list[int] = []
         self.fail_step: Callable[[StepPlan], bool] = lambda plan: False
         self.fail_sequence: Callable[[Sequence], bool] = lambda sequence: False
 
-    def copy(self, plan: StepPlan) -> None:
-        pass
+    def launch(self, plan: StepPlan) -> None:
+        self.ended += plan.ended
+        if not plan.empty:
+            self.plans.append(plan)
 
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
-        self.plans.append(plan)
+    def collect(self) -> StepOutcome:
+        plan = self.plans[-1]
         self.clock.advance(0.01)
         if self.fail_step(plan):
             raise RuntimeError("the arithmetic broke")
-        sampled = []
-        for chunk in plan.chunks:
-            if chunk.samples:
-                item = sequence(chunk.sequence_id)
-                sampled.append(Sampled(item.id, self.next_token(item), failed=self.fail_sequence(item)))
-        return StepOutcome.of(sampled)
+        return outcome_of(plan, lambda row, _: self.next_token(self._item(plan, row)), self._fails)
 
-    def forget(self, sequence_id: int) -> None:
-        self.forgotten.append(sequence_id)
+    def _item(self, plan: StepPlan, row: int) -> Sequence:
+        sequence = self.sequence(plan.sequence_ids[row])
+        assert sequence is not None
+        return sequence
+
+    def _fails(self, row: int) -> bool:
+        return self.fail_sequence(self._item(self.plans[-1], row))
 
 
 class FakeEngine:
@@ -76,11 +80,11 @@ class FakeEngine:
     ) -> None:
         limits = limits or ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=32)
         self.clock = StepClock()
-        self.ledger = CacheLedger(
+        self.kv_cache = KVCacheManager(
             [GROUP], [blocks], block_size=8, rows=limits.max_num_seqs, max_model_len=max_model_len, max_chunk=32
         )
-        self.scheduler = Scheduler(self.ledger, limits, max_model_len, frozenset({EOS}))
-        self.executor = FunctionExecutor(next_token, self.clock)
+        self.scheduler = Scheduler(self.kv_cache, limits, max_model_len, frozenset({EOS}))
+        self.executor = FunctionExecutor(next_token, self.clock, self.scheduler.sequence)
         self.events: list[Event] = []
         bus = EventBus()
         bus.subscribe(self.events.append)
@@ -92,7 +96,7 @@ class FakeEngine:
     def idle(self) -> bool:
         """Nobody holds a block, and nothing is remembered of anybody."""
         self.scheduler.check()
-        usage = self.ledger.usage[0]
+        usage = self.kv_cache.usage[0]
         return not self.engine.has_work and usage.held == 0 and usage.free + usage.cached == usage.total
 
 

@@ -16,20 +16,20 @@ import pytest
 from kveik.clock import SystemClock
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, StreamConfig
 from kveik.engine import build
-from kveik.engine.accounts import reset_cache
+from kveik.engine.cache_stats import reset_cache
 from kveik.engine.llm import LLM
 from kveik.engine.loop import EngineLoop
 from kveik.errors import BadValue, KveikError, Unreachable, Unsupported
 from kveik.observe.events import RequestAdmitted
+from kveik.offload.stores import redis_wire as wire
+from kveik.offload.stores.disk_left import store_at
+from kveik.offload.stores.record import Miss, RecordKey
+from kveik.offload.stores.store import Direct, Use, verify
 from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
-from kveik.tiers import wire
-from kveik.tiers.disk_left import store_at
-from kveik.tiers.record import Miss, RecordKey
-from kveik.tiers.store import Direct, Use, verify
 from tests.engine.tiered import metric, opened, read, transfers
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
-from tests.tiers.redis_server import running
+from tests.offload.stores.redis_server import running
 
 LENGTH, CONVERSATIONS = 330, 5
 """All conversations together are more than the pool holds."""

@@ -112,7 +112,7 @@ def test_a_closed_stream_frees_what_it_held(folder: Path) -> None:
     assert llm.loaded.engine.scheduler.running == 1
     deltas.close()  # type: ignore[attr-defined]  # it is a generator
     assert llm.loaded.engine.scheduler.running == 0
-    assert llm.loaded.engine.scheduler.ledger.usage[0].held == 0
+    assert llm.loaded.engine.scheduler.kv_cache.usage[0].held == 0
 
 
 def test_more_prompts_than_the_queue_holds_are_answered_all_the_same(folder: Path) -> None:

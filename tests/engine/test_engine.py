@@ -11,6 +11,7 @@ from kveik.errors import Overloaded, PromptTooLong
 from kveik.observe.events import FirstToken, Preempted, RequestAdmitted, RequestArrived, RequestFinished, Stepped
 from kveik.schedule.plan import StepPlan
 from tests.engine.fakes import FakeEngine, counting, request
+from tests.schedule.rows import behind_of
 
 
 def run(fake: FakeEngine, steps: int = 1000) -> dict[int, list[int]]:
@@ -19,8 +20,8 @@ def run(fake: FakeEngine, steps: int = 1000) -> dict[int, list[int]]:
     for _ in range(steps):
         if not fake.engine.has_work:
             return tokens
-        for sequence_id, event in fake.engine.step().events:
-            tokens.setdefault(sequence_id, []).extend([] if event.token is None else [event.token])
+        for sequence, event in fake.engine.step().events:
+            tokens.setdefault(sequence.id, []).extend(event.tokens)
         fake.scheduler.check()
     raise AssertionError("the engine does not finish")
 
@@ -29,7 +30,10 @@ def test_a_request_gets_its_tokens_and_leaves_nothing_behind() -> None:
     fake = FakeEngine()
     (sequence,) = fake.engine.add(request(range(200, 220), max_tokens=3))
     assert run(fake) == {sequence: [120, 121, 122]}
-    assert fake.executor.forgotten == [sequence]
+    fake.engine.add(request(range(30, 40)))
+    fake.engine.step()
+    assert fake.executor.ended == [sequence], "the next plan says what need not be kept any more"
+    run(fake)
     assert fake.idle()
 
 
@@ -38,7 +42,7 @@ def test_every_choice_is_a_sequence_and_the_prompt_is_computed_once() -> None:
     ids = fake.engine.add(request(range(200, 230), max_tokens=4, n=3))
     tokens = run(fake)
     assert {tuple(tokens[one]) for one in ids} == {(130, 131, 132, 133)}
-    prompt_tokens = sum(chunk.count for plan in fake.executor.plans for chunk in plan.chunks[plan.decodes :])
+    prompt_tokens = sum(chunk.count for plan in fake.executor.plans for chunk in behind_of(plan))
     assert prompt_tokens == 30 + 1 + 1
     assert fake.idle()
 
@@ -77,9 +81,9 @@ def test_an_aborted_sequence_gets_nothing_more_and_its_blocks_return_at_once() -
     (first,) = fake.engine.add(request(range(100), max_tokens=8))
     (second,) = fake.engine.add(request(range(500, 540), max_tokens=8))
     fake.engine.step()
-    held = fake.ledger.usage[0].held
+    held = fake.kv_cache.usage[0].held
     assert fake.engine.abort(first)
-    assert fake.ledger.usage[0].held < held
+    assert fake.kv_cache.usage[0].held < held
     assert not fake.engine.abort(first), "the second time there is nothing to end"
     assert set(run(fake)) == {second}
     assert [event.reason for event in fake.of_kind(RequestFinished)] == ["abort", "length"]  # type: ignore[attr-defined]  # of that kind
@@ -105,11 +109,11 @@ def test_who_failed_is_told_whether_the_logits_or_the_step_was_at_fault() -> Non
     fake.executor.fail_step = lambda plan: len(fake.executor.plans) == 4
     errors: dict[int, object] = {}
     while fake.engine.has_work:
-        for sequence_id, event in fake.engine.step().events:
+        for sequence, event in fake.engine.step().events:
             # An end with an error, and no other, says which.
             assert (event.error is None) == (event.finish_reason != "error")
             if event.error is not None:
-                errors[sequence_id] = event.error.code
+                errors[sequence.id] = event.error.code
     assert errors == {bad: "non_finite_logits", good: "step_failed"}
 
 
@@ -127,12 +131,12 @@ def test_a_step_that_fails_ends_its_sequences_and_nobody_elses(caplog: pytest.Lo
     fake.executor.fail_step = fails
     ends: dict[int, str] = {}
     while fake.engine.has_work:
-        for sequence_id, event in fake.engine.step().events:
+        for sequence, event in fake.engine.step().events:
             if event.finish_reason:
-                ends[sequence_id] = event.finish_reason
+                ends[sequence.id] = event.finish_reason
         fake.scheduler.check()
     assert ends == {ids[0]: "error", ids[1]: "error", ids[2]: "length"}
-    assert "chunks=" in caplog.text, "the log has the plan"
+    assert "StepPlan([" in caplog.text, "the log has the plan"
     assert fake.idle()
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from kveik.cache.layout import LayerGroup
 from kveik.engine.executor import ModelExecutor
 from kveik.model.batch import StepBatch
-from kveik.sample.sampler import Choice, Sampler
+from kveik.sample.sampler import Sampler
 from kveik.schedule.plan import StepOutcome, StepPlan
 from tests.schedule.making import Desk, desk
+from tests.schedule.rows import behind_of, decodes_of
 
 VOCABULARY = 120
 FIRST = 10
@@ -41,17 +43,16 @@ class Echo:
         return logits
 
 
-def executor_of(one: Desk, echo: Echo) -> ModelExecutor:
-    ledger = one.scheduler.ledger
-    groups = [group.group for group in ledger._groups]
+def executor_of(one: Desk, echo: Echo, windows: tuple[int | None, ...] = (None,)) -> ModelExecutor:
+    groups = [LayerGroup((number,), 1, 4, window) for number, window in enumerate(windows)]
     model: Any = echo
-    return ModelExecutor(model, Sampler(VOCABULARY, VOCABULARY), model, ledger.tables, groups, ledger.block_size)
+    return ModelExecutor(model, Sampler(VOCABULARY, VOCABULARY), model, groups, one.scheduler.kv_cache.block_size)
 
 
 def step(one: Desk, executor: ModelExecutor) -> tuple[StepPlan, StepOutcome]:
     plan = one.plan()
-    executor.copy(plan)
-    outcome = executor.run(plan, one.scheduler._alive.__getitem__)
+    executor.launch(plan)
+    outcome = executor.collect()
     slow_check(one, executor, plan)
     one.scheduler.settle(plan, outcome, one.now)
     one.step_count += 1
@@ -61,43 +62,46 @@ def step(one: Desk, executor: ModelExecutor) -> tuple[StepPlan, StepOutcome]:
 def slow_check(one: Desk, executor: ModelExecutor, plan: StepPlan) -> None:
     """Every field of the batch, token by token."""
     echo: Any = executor.decoder
-    batch, size = echo.batches[-1], executor.block_size
-    tokens, positions, starts = [], [], [0]
-    slots: list[list[int]] = [[] for _ in executor.tables]
-    for row, chunk in enumerate(plan.chunks):
-        sequence = one.scheduler._alive[chunk.sequence_id]
-        for position in range(chunk.start, chunk.start + chunk.count):
+    batch, size, tables = echo.batches[-1], executor.block_size, one.scheduler.kv_cache.tables
+    tokens, positions, starts, contexts = [], [], [0], []
+    slots: list[list[int]] = [[] for _ in tables]
+    for row, sequence_id in enumerate(plan.sequence_ids):
+        sequence = one.scheduler.sequence(sequence_id)
+        assert sequence is not None
+        assert sequence.row == row
+        start, count = int(plan.starts[row]), int(plan.counts[row])
+        for position in range(start, start + count):
             tokens.append(sequence.tokens[position])
             positions.append(position)
-            for group, table in enumerate(executor.tables):
-                slots[group].append(int(table[sequence.row, position // size]) * size + position % size)
+            for group, table in enumerate(tables):
+                slots[group].append(int(table[row, position // size]) * size + position % size)
         starts.append(len(tokens))
-        assert sequence.row == row
+        contexts.append(start + count)
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == (tokens, positions)
     for group, attention in enumerate(batch.groups):
         assert attention.slots.tolist() == slots[group]
         assert attention.query_starts.tolist() == starts
-        assert attention.contexts.tolist() == [chunk.start + chunk.count for chunk in plan.chunks]
-        assert attention.decodes == plan.decodes
+        assert attention.contexts.tolist() == contexts
+        assert attention.decodes == sum(plan.counts == 1)
         assert (attention.slots.dtype, attention.contexts.dtype, attention.tables.dtype) == (
             torch.int64,
             torch.int32,
             torch.int32,
         )
-        assert np.shares_memory(attention.tables.numpy(), executor.tables[group]), "a table was copied"
+        assert np.shares_memory(attention.tables.numpy(), tables[group]), "a table was copied"
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 20)])
 def test_decodes_and_chunks_of_many_lengths_come_and_go(windows: tuple[int | None, ...]) -> None:
     one = desk(blocks=60, windows=windows, prefill_chunk_size=24)
-    executor = executor_of(one, Echo())
+    executor = executor_of(one, Echo(), windows)
     for length, new in ((5, 12), (40, 3), (17, 30), (33, 1), (8, 9), (61, 20), (3, 4)):
         one.ask(length, new, temperature=0.0)
         step(one, executor)
     seen = []
     while one.scheduler.has_work:
         plan, _ = step(one, executor)
-        seen.append((plan.decodes, len(plan.prefills)))
+        seen.append((len(decodes_of(plan)), len(behind_of(plan))))
     assert max(decodes for decodes, _ in seen) >= 4
     assert any(decodes and prefills for decodes, prefills in seen), "steps of both kinds together"
 
@@ -116,7 +120,7 @@ def test_tokens_belong_to_their_rows_and_a_broken_row_fails_alone() -> None:
     echo.broken = frozenset({1})
     _, third = step(one, executor)
     assert third.failed == {1}
-    assert [third.tokens[place] for place in (0, 2)] == [FIRST, FIRST + 2]
+    assert (third.tokens.tolist(), third.offsets.tolist()) == ([FIRST, FIRST + 2], [0, 1, 1, 2])
     assert one.scheduler.running == 2
 
 
@@ -134,16 +138,13 @@ def test_a_prompt_is_scored_and_samples_in_one_step() -> None:
     assert [entry.token for entry in part.entries] == [1, 2, 3]
 
 
-def test_choices_are_flat_and_a_sequence_to_whoever_looks() -> None:
+def test_launch_and_collect_alternate() -> None:
     one = desk()
-    asked = [one.ask(3, 4, temperature=0.0, logprobs=0 if number == 1 else None) for number in range(3)]
-    logits = torch.zeros(3, VOCABULARY)
-    logits[:, 8], logits[2, 9] = 1.0, torch.inf
-    choices = Sampler(VOCABULARY, VOCABULARY).choose(logits, asked)
-    assert (choices.tokens[:2].tolist(), choices.failed, list(choices.logprobs)) == ([8, 8], {2}, [1])
-    assert choices[0] == Choice(8, None, False)
-    assert choices[1].logprob == choices.logprobs[1]
-    assert choices[-1].failed
-    assert choices[:2] == [choices[0], choices[1]] == list(choices)[:2]
-    with pytest.raises(IndexError):
-        choices[3]
+    executor = executor_of(one, Echo())
+    with pytest.raises(AssertionError, match="nothing is launched"):
+        executor.collect()
+    one.ask(3, 4)
+    plan = one.plan()
+    executor.launch(plan)
+    with pytest.raises(AssertionError, match="before the outcome"):
+        executor.launch(plan)

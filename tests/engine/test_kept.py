@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from kveik.engine.accounts import reset_cache
+from kveik.engine.cache_stats import reset_cache
 from kveik.engine.llm import LLM
-from kveik.memory import amount
+from kveik.machine.address_space import amount
 from kveik.observe.events import Event, TierKept
 from kveik.observe.tier_log import log_tiers
-from kveik.tiers.disk_files import SlotFiles
+from kveik.offload.stores.disk_files import SlotFiles
 from tests.engine.test_below import answers, prompts
 from tests.engine.tiered import opened, transfers
 from tests.engine.tiny import save_tiny_gemma
-from tests.tiers.mounts import small_disk_at
+from tests.offload.stores.mounts import small_disk_at
 
 
 @pytest.fixture(scope="module")

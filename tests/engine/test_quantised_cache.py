@@ -16,7 +16,7 @@ from kveik.engine.loop import EngineLoop
 from kveik.engine.stream import RequestStream
 from kveik.kernels.kv_types import parts
 from kveik.request.request import TokenLogprob
-from tests.engine.test_sharing import BLOCKS, CONTEXT, assert_nobody_holds_anything, greedy, ledger, mixed_requests, prompt_of
+from tests.engine.test_sharing import BLOCKS, CONTEXT, assert_nobody_holds_anything, greedy, kv_cache, mixed_requests, prompt_of
 from tests.engine.tiny import save_tiny_llama
 
 MARGIN = 0.25
@@ -59,11 +59,11 @@ def test_the_storage_holds_bytes_and_its_key_names_their_type(llm: LLM) -> None:
         block_size=16,
         groups=loaded.spec.groups,
     )
-    assert ledger(llm)._naming.space.namespace() == space.namespace()
+    assert kv_cache(llm)._naming.space.namespace() == space.namespace()
 
 
 def test_a_prefix_that_is_found_gives_what_computing_it_gives(llm: LLM) -> None:
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     prompt = prompt_of(llm, 1, 500)
     fresh, none = answer(llm, prompt)
     again, cached = answer(llm, prompt)
@@ -72,7 +72,7 @@ def test_a_prefix_that_is_found_gives_what_computing_it_gives(llm: LLM) -> None:
     # The hit ends within a block, which is copied, scales and all, before it is written on.
     longer = [*prompt[:491], *prompt_of(llm, 2, 9)]
     shared, cached = answer(llm, longer)
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     alone, none = answer(llm, longer)
     assert (cached, none) == (491, 0)
     assert shared == alone
@@ -80,7 +80,7 @@ def test_a_prefix_that_is_found_gives_what_computing_it_gives(llm: LLM) -> None:
 
 
 def test_choices_of_one_request_part_by_copying_whole_records(llm: LLM) -> None:
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     storage = llm.loaded.engine.executor.storage  # type: ignore[attr-defined]  # the real executor's
     copied = []
     copy = storage.copy
@@ -101,11 +101,11 @@ def test_choices_of_one_request_part_by_copying_whole_records(llm: LLM) -> None:
 
 def test_slots_that_nobody_wrote_are_never_read(llm: LLM) -> None:
     """All bytes 0xFF: every scale is NaN."""
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     prompt = prompt_of(llm, 4, 61)
     before, _ = answer(llm, prompt)
     (tensor,) = llm.loaded.engine.executor.storage.tensors  # type: ignore[attr-defined]  # the real executor's
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     tensor.fill_(0xFF)
     after, cached = answer(llm, prompt)
     assert (after, cached) == (before, 0)
@@ -139,9 +139,9 @@ def assert_nearly_as_likely(llm: LLM, prompt: tuple[int, ...], left: tuple[int, 
 )
 def test_64_requests_at_once_with_preemption_give_what_each_gives_alone(llm: LLM) -> None:
     requests = mixed_requests(llm, seed=100)
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     alone = [llm.generate([list(request.prompt)], request.sampling) for request in requests]
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     engine, loaded = llm.loaded.engine, llm.loaded
     loop = EngineLoop(engine, loaded.tokenizer, loaded.config.stream, max_waiting=1024)
     preempted = 0

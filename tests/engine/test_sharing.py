@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kveik.cache.ledger import CacheLedger
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.engine.loop import EngineLoop
@@ -44,13 +44,13 @@ def greedy(**more: object) -> SamplingParams:
     return SamplingParams(**parameters)  # type: ignore[arg-type]  # a test's own words
 
 
-def ledger(llm: LLM) -> CacheLedger:
-    return llm.loaded.engine.scheduler.ledger
+def kv_cache(llm: LLM) -> KVCacheManager:
+    return llm.loaded.engine.scheduler.kv_cache
 
 
 def assert_nobody_holds_anything(llm: LLM) -> None:
     llm.loaded.engine.scheduler.check()
-    usage = ledger(llm).usage[0]
+    usage = kv_cache(llm).usage[0]
     assert usage.held == 0
     assert usage.free + usage.cached == usage.total == BLOCKS
 
@@ -79,7 +79,7 @@ def computed_by(llm: LLM, prompt: list[int], **more: object) -> tuple[tuple[int,
 
 
 def test_a_repeated_prompt_of_2000_tokens_computes_one_of_them(llm: LLM) -> None:
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     prompt = prompt_of(llm, 1, 2000)
     first, none, all_of_them = computed_by(llm, prompt)
     again, cached, few = computed_by(llm, prompt)
@@ -96,13 +96,13 @@ def test_a_conversation_goes_on_from_where_its_tail_was_left(llm: LLM) -> None:
     (cached,) = llm.generate([turn], greedy())
     # The last answered token was never computed; all before it were, and the block they end in is only half full.
     assert cached.cached_tokens == 150 + 12
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     (fresh,) = llm.generate([turn], greedy())
     assert (fresh.cached_tokens, fresh.tokens) == (0, cached.tokens)
 
 
 def test_prompt_logprobs_are_the_same_with_and_without_cached_blocks(llm: LLM) -> None:
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     prompt = prompt_of(llm, 4, 40)
     longer = [*prompt[:32], *prompt_of(llm, 5, 20)]
 
@@ -118,7 +118,7 @@ def test_prompt_logprobs_are_the_same_with_and_without_cached_blocks(llm: LLM) -
         return [entry.logprob for entry in found[1:] if entry is not None]
 
     first, again, shared = scores(prompt), scores(prompt), scores(longer)
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     fresh = scores(longer)
     assert again == pytest.approx(first, abs=1e-4)
     assert shared == pytest.approx(fresh, abs=1e-4)
@@ -153,9 +153,9 @@ async def collected(stream: RequestStream, cancel_after: int | None) -> dict[int
 
 def test_64_mixed_requests_at_once_give_the_texts_of_each_alone(llm: LLM) -> None:
     requests = mixed_requests(llm, seed=100)
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     alone = [llm.generate([request.prompt], request.sampling) for request in requests]
-    ledger(llm).reset()
+    kv_cache(llm).reset()
     engine, loaded = llm.loaded.engine, llm.loaded
     loop = EngineLoop(engine, loaded.tokenizer, loaded.config.stream, max_waiting=1024)
     preempted = 0

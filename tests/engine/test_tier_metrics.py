@@ -17,11 +17,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 
-from kveik.engine.accounts import CacheStats, cache_stats, reset_cache
+from kveik.engine.cache_stats import CacheStats, cache_stats, reset_cache
 from kveik.engine.llm import LLM
-from kveik.tiers.disk import DiskStore
-from kveik.tiers.disk_files import SlotFiles
-from kveik.tiers.record import Miss, Refusal
+from kveik.offload.stores.disk import DiskStore
+from kveik.offload.stores.disk_files import SlotFiles
+from kveik.offload.stores.record import Miss, Refusal
 from tests.bad_days.test_troubled import impatient
 from tests.bad_days.traffic import GREEDY
 from tests.engine.tiered import BLOCKS, metric, opened, transfers

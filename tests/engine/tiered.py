@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kveik.cache.cost import PrefillCost
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
-from kveik.engine.transfers import Transfers
+from kveik.offload.carrier import Transfers
+from kveik.offload.cost import PrefillCost
 
 CONTEXT, BLOCKS = 512, 40
 

@@ -1,4 +1,4 @@
-"""Laws 1 to 4 over the ledger alone: any sequence of moves, in any order, with the whole structure checked after each."""
+"""Laws 1 to 4 over the KV cache manager alone: any moves in any order, with the whole structure checked after each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup, blocks_at_most
-from kveik.cache.ledger import CacheLedger
 from tests.schedule.making import desk
 
 CHUNK = 8
@@ -36,7 +36,7 @@ class LedgerMachine(RuleBasedStateMachine):
     ) -> None:
         groups = [LayerGroup((number,), 1, 1, window) for number, window in enumerate(windows)]
         blocks = [blocks_at_most(group, CONTEXT, SIZE, CHUNK) + extra for group in groups]
-        self.ledger = CacheLedger(
+        self.kv_cache = KVCacheManager(
             groups,
             blocks,
             block_size=SIZE,
@@ -65,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def open(self, prompt: list[int], salt: str | None, request: str) -> None:
         self.tokens[self.count], self.names[self.count] = prompt, (salt, request)
-        self.ledger.open(self.count, prompt, request=request, salt=salt)
+        self.kv_cache.open(self.count, prompt, request=request, salt=salt)
         self.count += 1
 
     @precondition(lambda self: set(self.tokens) - set(self.computed))
@@ -73,14 +73,14 @@ class LedgerMachine(RuleBasedStateMachine):
     def admit(self, draw: some.DataObject) -> None:
         one = draw.draw(some.sampled_from(sorted(set(self.tokens) - set(self.computed))))
         tokens = self.tokens[one]
-        match = self.ledger.match(one, len(tokens) - 1)
+        match = self.kv_cache.match(one, len(tokens) - 1)
         if match is not None:
             assert match.tokens < len(tokens)
             assert (self.name(one), *tokens[: match.tokens]) in self.written, "something is found that nobody wrote"
-        if self.ledger.can_admit(one, match):
-            admission = self.ledger.admit(one, match, len(tokens))
+        if self.kv_cache.can_admit(one, match):
+            admission = self.kv_cache.admit(one, match, len(tokens))
             self.computed[one] = admission.matched
-            self.room[one] = self.ledger.grow(one, min(len(tokens), admission.matched + CHUNK))
+            self.room[one] = self.kv_cache.grow(one, min(len(tokens), admission.matched + CHUNK))
 
     @precondition(lambda self: self.computed)
     @rule(draw=some.data(), word=some.integers(1, 2))
@@ -93,35 +93,35 @@ class LedgerMachine(RuleBasedStateMachine):
             tokens.append(word)
         end = min(len(tokens), self.computed[one] + CHUNK)
         if end > self.room[one]:
-            if self.ledger.reach(one) < end:
+            if self.kv_cache.reach(one) < end:
                 return
-            self.room[one] = self.ledger.grow(one, end)
+            self.room[one] = self.kv_cache.grow(one, end)
         for length in range(self.computed[one] + 1, end + 1):
             self.written.add((self.name(one), *tokens[:length]))
         self.computed[one] = end
-        self.ledger.commit(one, end)
+        self.kv_cache.commit(one, end)
 
     @precondition(lambda self: self.computed)
     @rule(draw=some.data(), preempt=some.booleans())
     def release(self, draw: some.DataObject, preempt: bool) -> None:
         one = draw.draw(some.sampled_from(sorted(self.computed)))
-        self.ledger.release(one, self.computed.pop(one))
+        self.kv_cache.release(one, self.computed.pop(one))
         if not preempt:
-            self.ledger.close(one)
+            self.kv_cache.close(one)
             del self.tokens[one]
 
     @rule()
     def reset(self) -> None:
-        self.ledger.reset()
-        assert all(usage.cached == 0 for usage in self.ledger.usage)
+        self.kv_cache.reset()
+        assert all(usage.cached == 0 for usage in self.kv_cache.usage)
 
     @invariant()
     def law_1(self) -> None:
-        self.ledger.check()
-        for usage in self.ledger.usage:
+        self.kv_cache.check()
+        for usage in self.kv_cache.usage:
             assert usage.free + usage.cached + usage.held == usage.total
         if not self.computed:
-            assert all(usage.held == 0 for usage in self.ledger.usage)
+            assert all(usage.held == 0 for usage in self.kv_cache.usage)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 
 from kveik.request.sequence import Status
 from tests.schedule.making import Desk, desk
+from tests.schedule.rows import decodes_of, preempted_in
 
 
 def crowd(one: Desk, chance: random.Random, count: int, longest: int) -> None:
@@ -46,10 +47,10 @@ def test_every_decode_gets_its_token_and_no_step_exceeds_its_tokens(
     while one.scheduler.has_work:
         due = {one_.id for one_ in everybody if one_ and one_.status is Status.RUNNING and one_.decoding}
         plan = one.step()
-        served = {chunk_.sequence_id for chunk_ in plan.chunks[: plan.decodes]}
-        assert served == due - set(plan.preempted)
+        served = {chunk_.sequence_id for chunk_ in decodes_of(plan)}
+        assert served == due - set(preempted_in(plan))
         assert plan.tokens <= tokens
-        assert plan.tokens - plan.decodes <= min(chunk, tokens - plan.decodes)
+        assert plan.catch_up_tokens <= min(chunk, tokens - len(decodes_of(plan)))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -62,7 +63,7 @@ def test_whoever_is_admitted_finishes_within_bounded_steps_in_the_smallest_pool(
     plans = one.finish(most=12 * 250)
     assert all(sequence.output_count == 80 for sequence in everybody)
     assert sum(len(plan.preempted) for plan in plans) > 0
-    assert all(plan.chunks for plan in plans)
+    assert not any(plan.empty for plan in plans)
 
 
 @pytest.mark.parametrize("seed", range(15))

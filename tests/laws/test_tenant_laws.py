@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.spec import TierSpec
-from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
-from kveik.cache.public import PublicPrefixes
+from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.config import ScheduleConfig
 from kveik.errors import DoesNotFit
+from kveik.offload.manager import OffloadManager
+from kveik.offload.tier import Tier
+from kveik.offload.tier_spec import TierSpec
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence as Choice
 from kveik.schedule.scheduler import Scheduler
-from tests.cache.directory.making import Stores
+from tests.offload.making import Stores
 from tests.schedule.making import EOS, Desk
 
 SIZE, BLOCKS, CONTEXT, CHUNK = 4, 40, 48, 16
@@ -43,7 +43,7 @@ class Tenancy:
         self.public = PublicPrefixes(self.prefixes, SIZE)
         self.policy = TenantPolicy(GRANTS, make)
         groups = [LayerGroup((number,), 1, 4, window) for number, window in enumerate(windows)]
-        self.ledger = CacheLedger(
+        self.kv_cache = KVCacheManager(
             groups,
             [BLOCKS] * len(groups),
             block_size=SIZE,
@@ -54,16 +54,16 @@ class Tenancy:
             public=self.public,
         )
         tiers = [
-            TierRecords(
+            Tier(
                 TierSpec(name=name, capacity_bytes=size, record_bytes=(1,) * len(groups), factor=None),
                 TenantPolicy({b"a": Grant(size // 4), b"b": Grant(0, size // 3)}, make, weighed=True),
             )
             for name, size in (("ram", 60), ("disk", 150))
         ]
-        self.below = self.ledger.evictor.below = Directory(groups, SIZE, tiers)
-        self.stores = Stores(self.below, evictor=self.ledger.evictor)
+        self.below = self.kv_cache.evictor.below = OffloadManager(groups, SIZE, tiers)
+        self.stores = Stores(self.below, evictor=self.kv_cache.evictor)
         limits = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32, prefill_chunk_size=CHUNK)
-        self.desk = Desk(Scheduler(self.ledger, limits, CONTEXT, frozenset({EOS})))
+        self.desk = Desk(Scheduler(self.kv_cache, limits, CONTEXT, frozenset({EOS})))
         self.asked: list[tuple[bytes, str | None, Choice]] = []
 
     def ask(self) -> None:
@@ -84,9 +84,9 @@ class Tenancy:
 
     def reach(self, tenant: bytes, salt: str | None, prompt: list[int]) -> int:
         """Tokens that somebody would find in the pool and below, were he to ask."""
-        self.ledger.open(-1, prompt, request="probe", tenant=tenant, salt=salt)
-        below = self.ledger.loads.find(-1, self.ledger.match(-1, len(prompt)), len(prompt))
-        self.ledger.close(-1)
+        self.kv_cache.open(-1, prompt, request="probe", tenant=tenant, salt=salt)
+        below = self.kv_cache.loads.find(-1, self.kv_cache.match(-1, len(prompt)), len(prompt))
+        self.kv_cache.close(-1)
         assert below is not None
         return int(below.prospect.tokens[-1])
 
@@ -97,7 +97,7 @@ class Tenancy:
 
     def kept(self) -> dict[bytes, set[bytes]]:
         """Per tenant, what of it is known to be cached."""
-        keys = self.ledger._groups[0].index.by_key
+        keys = self.kv_cache._groups[0].index.by_key
         return {tenant: {key for key in keys if self.policy.owner_of(key) == tenant} for tenant in TENANTS}
 
 
@@ -169,9 +169,9 @@ def test_what_is_reserved_leaves_room_for_one_long_request_or_the_pool_is_refuse
     groups = [LayerGroup((0,), 1, 4, None)]
     policy = TenantPolicy({b"a": Grant(5)}, LruPolicy)
     with pytest.raises(DoesNotFit, match="5 are reserved"):
-        CacheLedger(groups, [12], block_size=SIZE, rows=2, max_model_len=32, eviction=policy)
+        KVCacheManager(groups, [12], block_size=SIZE, rows=2, max_model_len=32, eviction=policy)
     policy = TenantPolicy({b"a": Grant(4)}, LruPolicy)
-    CacheLedger(groups, [12], block_size=SIZE, rows=2, max_model_len=32, eviction=policy)
+    KVCacheManager(groups, [12], block_size=SIZE, rows=2, max_model_len=32, eviction=policy)
 
 
 def test_a_burst_of_one_tenant_leaves_anothers_reservation_alone() -> None:

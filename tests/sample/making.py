@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Sequences
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from kveik.request.request import Request, SamplingParams
+from kveik.request.request import Request, SamplingParams, TokenLogprob
+from kveik.request.sampling_rows import SamplingRows, TokenHistory, seed_words
+from kveik.request.sampling_rows import rows_of as columns_of
 from kveik.request.sequence import Sequence
+from kveik.sample.chance import uniforms
+from kveik.sample.sampler import Sampler
 
 
 def sequence(
@@ -24,6 +32,36 @@ def sequence(
     made = Sequence.start(id=number, request=request, choice=choice, seed=seed, arrived=0.0)
     made.tokens.extend(output)
     return made
+
+
+def rows_of(sequences: Iterable[Sequence]) -> SamplingRows:
+    """What a plan says of them: one row each."""
+    return columns_of(
+        (one.sampling, one.seed, one.choice, TokenHistory(one.tokens, len(one.tokens), one.prompt_length), one.id)
+        for one in sequences
+    )
+
+
+class Choice(NamedTuple):
+    """The token chosen for one row."""
+
+    token: int
+    logprob: TokenLogprob | None
+    failed: bool
+
+
+def choose(sampler: Sampler, values: torch.Tensor, sequences: Sequences[Sequence]) -> list[Choice]:
+    """What the sampler chooses, one value per sequence."""
+    choices = sampler.choose(values, rows_of(sequences))
+    return [Choice(int(token), choices.logprobs.get(row), row in choices.failed) for row, token in enumerate(choices.tokens)]
+
+
+def uniforms_of(places: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
+    """One number for each (seed, choice, position)."""
+    listed = list(places)
+    seeds = np.array([seed_words(seed) for seed, _, _ in listed], dtype=np.uint64).reshape(-1, 3)
+    choices, positions = (np.array([place[at] for place in listed], dtype=np.int64) for at in (1, 2))
+    return uniforms(seeds, choices, positions)
 
 
 def logits(rows: ArrayLike, copies: int = 1) -> torch.Tensor:

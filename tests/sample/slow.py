@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kveik.request.sequence import Sequence
-from kveik.sample.chance import uniforms
+from tests.sample.making import uniforms_of
 
 Doubles = NDArray[np.float64]
 
@@ -66,6 +66,6 @@ def choose(row: NDArray[np.float32], sequence: Sequence, real: int, eos_ids: fro
     if sequence.sampling.greedy:
         return {int(values.argmax())}
     tokens, shares = filtered(values, sequence)
-    [chance] = uniforms([(sequence.seed, sequence.choice, sequence.output_count)])
+    [chance] = uniforms_of([(sequence.seed, sequence.choice, sequence.output_count)])
     sums = np.cumsum(shares)
     return {tokens[min(int(np.searchsorted(sums, chance + slip, side="right")), len(tokens) - 1)] for slip in (-2e-5, 0, 2e-5)}

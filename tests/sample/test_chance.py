@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from kveik.sample.chance import philox, uniforms
+from kveik.sample.chance import philox
+from tests.sample.making import uniforms_of
 
 # From the authors' Random123, examples/kat_vectors: counter, key, result.
 KNOWN = [
@@ -22,18 +23,18 @@ def test_philox_gives_its_authors_known_answers(counter, key, result):
 
 def test_a_number_depends_on_its_own_place_alone():
     places = [(seed, choice, position) for seed in (0, 7, -1) for choice in (0, 3) for position in (0, 1, 500)]
-    together = uniforms(places)
-    assert [uniforms([place])[0] for place in places] == together.tolist()
+    together = uniforms_of(places)
+    assert [uniforms_of([place])[0] for place in places] == together.tolist()
 
 
 def test_seed_choice_and_position_each_change_the_number():
-    base = uniforms([(7, 1, 2)])[0]
-    assert len({base, *uniforms([(8, 1, 2), (7, 2, 2), (7, 1, 3), (7, 2, 1), (1, 7, 2)]).tolist()}) == 6
+    base = uniforms_of([(7, 1, 2)])[0]
+    assert len({base, *uniforms_of([(8, 1, 2), (7, 2, 2), (7, 1, 3), (7, 2, 1), (1, 7, 2)]).tolist()}) == 6
 
 
 def test_every_64_bit_seed_works_and_differs_from_the_others():
     seeds = [0, 1, -1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 2**64 - 2**32]
-    numbers = uniforms([(seed, 0, 0) for seed in seeds])
+    numbers = uniforms_of([(seed, 0, 0) for seed in seeds])
     assert len(set(numbers.tolist())) == len(seeds)
     assert ((numbers >= 0) & (numbers < 1)).all()
 
@@ -41,7 +42,7 @@ def test_every_64_bit_seed_works_and_differs_from_the_others():
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["seed", "choice", "position"])
 def test_numbers_along_every_axis_are_even_and_unrelated(axis):
     count, cells = 100_000, 100
-    numbers = uniforms([tuple(place if at == axis else 5 for at in range(3)) for place in range(count)])
+    numbers = uniforms_of([tuple(place if at == axis else 5 for at in range(3)) for place in range(count)])
     seen = np.bincount((numbers * cells).astype(int), minlength=cells)
     # 99 degrees of freedom: mean 99, standard deviation 14.
     assert 57 < ((seen - count / cells) ** 2 / (count / cells)).sum() < 141
@@ -49,4 +50,4 @@ def test_numbers_along_every_axis_are_even_and_unrelated(axis):
 
 
 def test_no_places_give_no_numbers():
-    assert uniforms([]).shape == (0,)
+    assert uniforms_of([]).shape == (0,)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kveik.sample.sampler import Sampler
 from tests.sample import slow
-from tests.sample.making import logits, logs, sequence
+from tests.sample.making import choose, logits, logs, sequence
 
 EOS = frozenset({2, 5})
 FOUR = logs([0.6, 0.3, 0.06, 0.04])
@@ -19,7 +19,7 @@ DRAWS = 10_000
 def frequencies(row, draws=DRAWS, **sampling):
     """How often each token came, over that many seeds."""
     sampler = Sampler(len(row), len(row))
-    choices = sampler.choose(logits(row, draws), [sequence(seed, seed=seed, **sampling) for seed in range(draws)])
+    choices = choose(sampler, logits(row, draws), [sequence(seed, seed=seed, **sampling) for seed in range(draws)])
     return np.bincount([choice.token for choice in choices], minlength=len(row))
 
 
@@ -132,7 +132,7 @@ def assert_quick_is_slow(rows, sizes, spread, seed):
         )
         for number, (parameters, count, own_seed) in enumerate(rows)
     ]
-    choices = Sampler(vocab, real, EOS).choose(torch.from_numpy(values.copy()), sequences)
+    choices = choose(Sampler(vocab, real, EOS), torch.from_numpy(values.copy()), sequences)
     for row, (choice, asked) in enumerate(zip(choices, sequences, strict=True)):
         assert not choice.failed
         assert choice.token in slow.choose(values[row], asked, real, EOS), asked.sampling
@@ -155,7 +155,7 @@ def steps(sampler, table, sequences, count):
     """Let sequences grow; the logits of a step depend only on the sequence's last token and length."""
     for _ in range(count):
         rows = np.stack([table[(asked.tokens[-1] + asked.length) % len(table)] for asked in sequences])
-        for asked, choice in zip(sequences, sampler.choose(torch.from_numpy(rows), sequences), strict=True):
+        for asked, choice in zip(sequences, choose(sampler, torch.from_numpy(rows), sequences), strict=True):
             asked.tokens.append(choice.token)
     return [asked.output for asked in sequences]
 
@@ -212,8 +212,8 @@ def test_padded_ids_are_never_sampled(sampling):
     vocab, real = 1024, 1000
     values = np.zeros((200, vocab), dtype=np.float32)
     values[:, real:] = 50.0
-    choices = Sampler(vocab, real).choose(
-        torch.from_numpy(values), [sequence(n, seed=n, logprobs=20, **sampling) for n in range(200)]
+    choices = choose(
+        Sampler(vocab, real), torch.from_numpy(values), [sequence(n, seed=n, logprobs=20, **sampling) for n in range(200)]
     )
     assert all(choice.token < real for choice in choices)
     assert all(token < real for choice in choices for token, _ in choice.logprob.top)
@@ -221,7 +221,7 @@ def test_padded_ids_are_never_sampled(sampling):
 
 def test_a_tokenizer_may_know_more_ids_than_the_model_has_columns():
     asked = sequence(temperature=0.0, logit_bias=((8, 100.0), (9, 100.0)), stop_token_ids=(8,), min_tokens=1, prompt=(9,))
-    [choice] = Sampler(8, 10, frozenset({9})).choose(logits(np.arange(8)), [asked])
+    [choice] = choose(Sampler(8, 10, frozenset({9})), logits(np.arange(8)), [asked])
     assert choice.token == 7
 
 
@@ -230,8 +230,8 @@ def test_a_bias_outside_the_vocabulary_touches_nobody():
     values = np.random.default_rng(0).normal(size=(1, vocab)).astype(np.float32)
     wild = ((1000, 100.0), (1023, 100.0), (1024, 100.0), (191222, 100.0), (-1, 100.0))
     asked = [sequence(0), sequence(1, logit_bias=wild, seed=3), sequence(2)]
-    choices = Sampler(vocab, real).choose(logits(values, 3), asked)
-    plain = Sampler(vocab, real).choose(logits(values, 3), [sequence(0), sequence(1, seed=3), sequence(2)])
+    choices = choose(Sampler(vocab, real), logits(values, 3), asked)
+    plain = choose(Sampler(vocab, real), logits(values, 3), [sequence(0), sequence(1, seed=3), sequence(2)])
     assert choices == plain
 
 
@@ -240,7 +240,7 @@ def test_a_bias_of_minus_100_makes_a_token_impossible():
     row[999] = 500.0
     seen = frequencies(row, draws=2000, logit_bias=((999, -100.0),))
     assert seen[999] == 0
-    [choice] = Sampler(1000, 1000).choose(logits(row), [sequence(temperature=0.0, logit_bias=((999, -100.0),))])
+    [choice] = choose(Sampler(1000, 1000), logits(row), [sequence(temperature=0.0, logit_bias=((999, -100.0),))])
     assert choice.token == 0
 
 
@@ -253,11 +253,11 @@ def test_end_tokens_cannot_come_before_min_tokens():
     row[[2, 5, 7]] = 30.0, 29.0, 28.0
     sampler = Sampler(10, 10, EOS)
     asked = sequence(temperature=0.0, min_tokens=3, stop_token_ids=(7, 99), output=(1, 1))
-    assert sampler.choose(logits(row), [asked])[0].token == 0
+    assert choose(sampler, logits(row), [asked])[0].token == 0
     asked.tokens.append(0)
-    assert sampler.choose(logits(row), [asked])[0].token == 2
+    assert choose(sampler, logits(row), [asked])[0].token == 2
     ignoring = sequence(1, temperature=0.0, min_tokens=3, ignore_eos=True)
-    assert sampler.choose(logits(row), [ignoring])[0].token == 7
+    assert choose(sampler, logits(row), [ignoring])[0].token == 7
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -267,11 +267,11 @@ def test_end_tokens_cannot_come_before_min_tokens():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_is_not_finite_fails_alone(poison, hidden, temperature):
     values = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
-    fine = Sampler(300, 300).choose(torch.from_numpy(values.copy()), [sequence(n, seed=n) for n in range(4)])
+    fine = choose(Sampler(300, 300), torch.from_numpy(values.copy()), [sequence(n, seed=n) for n in range(4)])
     values[1, 3] = poison
     asked = [sequence(n, seed=n) for n in range(4)]
     asked[1] = sequence(1, seed=1, prompt=(3,), logprobs=2, temperature=temperature, **hidden)
-    choices = Sampler(300, 300).choose(torch.from_numpy(values), asked)
+    choices = choose(Sampler(300, 300), torch.from_numpy(values), asked)
     assert choices[1].failed
     assert choices[1].logprob is None
     assert [choices[row] for row in (0, 2, 3)] == [fine[row] for row in (0, 2, 3)]
@@ -281,11 +281,11 @@ def test_a_row_with_nothing_possible_fails_alone():
     values = np.zeros((3, 4), dtype=np.float32)
     values[0] = -np.inf
     asked = [sequence(0, logprobs=1), sequence(1), sequence(2, logit_bias=tuple((token, -100.0) for token in range(4)))]
-    assert [choice.failed for choice in Sampler(4, 4).choose(torch.from_numpy(values), asked)] == [True, False, True]
+    assert [choice.failed for choice in choose(Sampler(4, 4), torch.from_numpy(values), asked)] == [True, False, True]
 
 
 def test_some_impossible_tokens_are_no_failure():
-    [choice] = Sampler(3, 3).choose(logits([-np.inf, 1.0, -np.inf]), [sequence(logprobs=3, top_p=0.5)])
+    [choice] = choose(Sampler(3, 3), logits([-np.inf, 1.0, -np.inf]), [sequence(logprobs=3, top_p=0.5)])
     assert (choice.token, choice.failed) == (1, False)
     assert choice.logprob.top == ((1, 0.0), (0, -9999.0), (2, -9999.0))
 
@@ -294,7 +294,7 @@ def test_logprobs_are_of_the_model_before_anything_changed_them():
     row = np.random.default_rng(1).normal(size=700).astype(np.float32)
     right = torch.log_softmax(torch.from_numpy(row).double(), -1).numpy()
     asked = sequence(output=(4, 4, 9), temperature=0.3, top_k=1, frequency_penalty=1.0, logit_bias=((8, 100.0),), logprobs=5)
-    [choice] = Sampler(700, 700).choose(logits(row), [asked])
+    [choice] = choose(Sampler(700, 700), logits(row), [asked])
     assert choice.token == 8
     assert choice.logprob.token == 8
     assert choice.logprob.logprob == pytest.approx(right[8], abs=1e-5)
@@ -305,7 +305,7 @@ def test_logprobs_are_of_the_model_before_anything_changed_them():
 
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_the_chosen_token_has_its_logprob_whether_or_not_it_is_among_the_likeliest(count):
-    [choice] = Sampler(4, 4).choose(logits(FOUR), [sequence(logprobs=count, logit_bias=((3, 100.0),))])
+    [choice] = choose(Sampler(4, 4), logits(FOUR), [sequence(logprobs=count, logit_bias=((3, 100.0),))])
     assert (choice.token, len(choice.logprob.top)) == (3, min(count, 4))
     assert choice.logprob.logprob == pytest.approx(np.log(0.04), abs=1e-6)
 
@@ -314,14 +314,15 @@ def test_logprobs_are_strict_json_even_where_the_model_says_never():
     row = np.full(50, -3e38)
     row[[4, 7]] = 0.0, -np.inf
     asked = sequence(top_k=1, logprobs=5, logit_bias=((4, -100.0), (9, 100.0)))
-    [choice] = Sampler(50, 50).choose(logits(row), [asked])
+    [choice] = choose(Sampler(50, 50), logits(row), [asked])
     assert choice.logprob.logprob == -9999.0
-    json.dumps(dataclasses.asdict(choice), allow_nan=False)
+    assert choice.logprob is not None
+    json.dumps(dataclasses.asdict(choice.logprob), allow_nan=False)
 
 
 def test_rows_without_edits_keep_no_state_and_forgetting_drops_it():
     sampler = Sampler(100, 100)
-    sampler.choose(logits(np.zeros(100), 3), [sequence(0), sequence(1, presence_penalty=1.0), sequence(2, top_p=0.5)])
+    choose(sampler, logits(np.zeros(100), 3), [sequence(0), sequence(1, presence_penalty=1.0), sequence(2, top_p=0.5)])
     assert sampler.remembered == 1
     sampler.forget(1)
     sampler.forget(77)
@@ -344,7 +345,7 @@ def test_penalties_keep_up_with_a_long_output_token_by_token():
     for _ in range(120):
         row = table[asked.length % len(table)]
         right = slow.choose(row, asked, 50, frozenset())
-        [choice] = sampler.choose(logits(row), [asked])
+        [choice] = choose(sampler, logits(row), [asked])
         assert choice.token in right
         asked.tokens.append(choice.token)
 
@@ -352,19 +353,19 @@ def test_penalties_keep_up_with_a_long_output_token_by_token():
 def test_other_float_types_and_strides_are_read_alike():
     values = torch.randn(3, 400, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     asked = [sequence(number, seed=number, top_p=0.9) for number in range(3)]
-    plain = Sampler(400, 400).choose(values.float(), asked)
-    assert plain == Sampler(400, 400).choose(values, asked)
-    assert plain == Sampler(400, 400).choose(values.T.contiguous().T, asked)
+    plain = choose(Sampler(400, 400), values.float(), asked)
+    assert plain == choose(Sampler(400, 400), values, asked)
+    assert plain == choose(Sampler(400, 400), values.T.contiguous().T, asked)
 
 
 def test_logits_of_inference_mode_are_sampled_alike():
     values = torch.randn(6, 700, generator=torch.Generator().manual_seed(0))
     kinds = [{}, {"top_p": 0.9}, {"top_k": 5}, {"temperature": 0.0}, {"presence_penalty": 1.0}, {"logprobs": 3}]
     asked = [sequence(number, seed=number, **kind) for number, kind in enumerate(kinds)]
-    plain = Sampler(700, 700).choose(values.clone(), asked)
+    plain = choose(Sampler(700, 700), values.clone(), asked)
     with torch.inference_mode():
-        assert plain == Sampler(700, 700).choose(values.clone(), asked)
+        assert plain == choose(Sampler(700, 700), values.clone(), asked)
 
 
 def test_an_empty_batch_has_no_choices():
-    assert Sampler(10, 10).choose(torch.empty(0, 10), []) == []
+    assert choose(Sampler(10, 10), torch.empty(0, 10), []) == []

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.config import ScheduleConfig
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence as Choice
-from kveik.schedule.plan import Sampled, Settled, StepOutcome, StepPlan
+from kveik.schedule.plan import Settled, StepPlan
 from kveik.schedule.scheduler import Scheduler
+from tests.schedule.rows import outcome_of, rows_of
 
 EOS = 0
 WORD = 9
@@ -79,14 +80,11 @@ class Desk:
         return plan
 
     def settle(self, plan: StepPlan, *, failed: Sequence[int] = ()) -> Settled:
-        for chunk in plan.chunks:
-            self.computed[chunk.sequence_id] = self.computed.get(chunk.sequence_id, 0) + chunk.count
-        sampled = tuple(
-            Sampled(chunk.sequence_id, self.says(chunk.sequence_id), None, chunk.sequence_id in failed)
-            for chunk in plan.chunks
-            if chunk.samples
-        )
-        settled = self.scheduler.settle(plan, StepOutcome.of(sampled), self.now)
+        for row in rows_of(plan):
+            self.computed[row.sequence_id] = self.computed.get(row.sequence_id, 0) + row.count
+        ids = plan.sequence_ids
+        outcome = outcome_of(plan, lambda row, _: self.says(ids[row]), lambda row: ids[row] in failed)
+        settled = self.scheduler.settle(plan, outcome, self.now)
         self.scheduler.check()
         self.step_count += 1
         return settled
@@ -121,7 +119,7 @@ def desk(
     given = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "prefill_chunk_size": 64, **limits}
     config = ScheduleConfig(**given)  # type: ignore[arg-type]  # given by name
     groups = [LayerGroup((number,), 1, 4, window) for number, window in enumerate(windows)]
-    ledger = CacheLedger(
+    kv_cache = KVCacheManager(
         groups,
         [blocks] * len(groups),
         block_size=block_size,
@@ -130,7 +128,7 @@ def desk(
         max_chunk=config.prefill_chunk_size,
         enable_prefix_caching=caching,
     )
-    made = Desk(Scheduler(ledger, config, max_model_len, frozenset({EOS})))
+    made = Desk(Scheduler(kv_cache, config, max_model_len, frozenset({EOS})))
     if says is not None:
         made.says = says
     return made

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from tests.schedule.making import WORD, desk
+from tests.schedule.rows import rows_of
 
 
 def test_a_cancel_in_the_middle_of_a_prompt_gives_no_token_and_the_blocks_back_at_once() -> None:
     one = desk(prefill_chunk_size=192, long_prefill_token_threshold=64)
     first, second, third = (one.ask(200, 4) for _ in range(3))
     one.step()
-    held = one.scheduler.ledger.usage[0].held
+    held = one.scheduler.kv_cache.usage[0].held
     assert one.scheduler.abort(third.id)
     one.scheduler.check()
-    assert one.scheduler.ledger.usage[0].held == held - 4
+    assert one.scheduler.kv_cache.usage[0].held == held - 4
     assert (third.finish_reason, third.output) == ("abort", [])
     plans = one.finish()
-    assert all(chunk.sequence_id != third.id for plan in plans for chunk in plan.chunks)
+    assert all(chunk.sequence_id != third.id for plan in plans for chunk in rows_of(plan))
     assert [(one_.output, one_.finish_reason) for one_ in (first, second)] == [([WORD] * 4, "length")] * 2
 
 

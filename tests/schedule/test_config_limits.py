@@ -11,8 +11,8 @@ from kveik.request.request import Request, SamplingParams
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_ageing_must_be_a_positive_time(value: float) -> None:
-    with pytest.raises(BadValue, match="priority-ageing-seconds"):
-        ScheduleConfig(priority_ageing_seconds=value)
+    with pytest.raises(BadValue, match="priority-aging-seconds"):
+        ScheduleConfig(priority_aging_seconds=value)
 
 
 @pytest.mark.parametrize("priority", [10**400, -(10**10)])

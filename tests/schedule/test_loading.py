@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kveik.cache.cost import Costs, LoadCost, PrefillCost
-from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import Cancel, Load, Spill
 from kveik.cache.eviction.lru import LruPolicy
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.config import ScheduleConfig
+from kveik.offload.cost import Costs, LoadCost, PrefillCost
+from kveik.offload.manager import OffloadManager
+from kveik.offload.transfer import Cancel, Load, Spill
 from kveik.request.sequence import Status
 from kveik.schedule.scheduler import Scheduler
-from tests.cache.directory.making import tier
+from tests.offload.making import tier
 from tests.schedule.making import Desk
 
 SIZE, PROMPT = 4, 40
@@ -26,7 +26,7 @@ class Below:
     """A desk over one tier that stores at once and loads when it is told to."""
 
     desk: Desk
-    directory: Directory
+    directory: OffloadManager
     loads: list[Load] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class Below:
         self.carry_out()
 
     def carry_out(self) -> None:
-        for one in self.desk.scheduler.ledger.evictor.take_transfers():
+        for one in self.desk.scheduler.kv_cache.evictor.take_transfers():
             match one:
                 case Spill(key, group, _, target):
                     self.directory.stored(target, key, group)
@@ -53,10 +53,10 @@ def below(*, blocks: int = 24, load_seconds: float = 0.1, token_seconds: float =
     """One prompt of `PROMPT` tokens has been served, and has gone below."""
     group = LayerGroup((0,), 1, 2, None)
     limits = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=48)
-    ledger = CacheLedger([group], [blocks], block_size=SIZE, rows=4, max_model_len=80, max_chunk=48, eviction=LruPolicy())
-    directory = ledger.evictor.below = Directory([group], SIZE, [tier(10_000)])
+    kv_cache = KVCacheManager([group], [blocks], block_size=SIZE, rows=4, max_model_len=80, max_chunk=48, eviction=LruPolicy())
+    directory = kv_cache.evictor.below = OffloadManager([group], SIZE, [tier(10_000)])
     costs = Costs(PrefillCost(48, (1e-3, token_seconds, 1e-9)), {"ram": LoadCost((load_seconds, 1e-9))})
-    made = Below(Desk(Scheduler(ledger, limits, 80, costs=costs)), directory)
+    made = Below(Desk(Scheduler(kv_cache, limits, 80, costs=costs)), directory)
     made.desk.ask(list(range(100, 100 + PROMPT)), 1)
     made.step()
     ledger_full(made)
@@ -69,7 +69,7 @@ def ledger_full(made: Below) -> None:
         made.desk.ask(72, 1)
         while made.desk.scheduler.has_work:
             made.step()
-    assert made.desk.scheduler.ledger.usage[0].held == 0
+    assert made.desk.scheduler.kv_cache.usage[0].held == 0
 
 
 def again(made: Below) -> list[int]:

@@ -6,8 +6,9 @@ import pytest
 
 from kveik.errors import Overloaded, PromptTooLong
 from kveik.request.sequence import Status
-from kveik.schedule.plan import Chunk, Finished
+from kveik.schedule.plan import Finished
 from tests.schedule.making import EOS, WORD, desk
+from tests.schedule.rows import Row, decodes_of, preempted_in, rows_of
 
 # Chunks and budget.
 
@@ -15,11 +16,11 @@ from tests.schedule.making import EOS, WORD, desk
 def test_a_prompt_is_computed_in_chunks_and_the_last_one_samples() -> None:
     one = desk(prefill_chunk_size=64)
     sequence = one.ask(150, max_tokens=2)
-    assert [plan.chunks for plan in one.steps(4)] == [
-        (Chunk(sequence.id, 0, 64, False),),
-        (Chunk(sequence.id, 64, 64, False),),
-        (Chunk(sequence.id, 128, 22, True),),
-        (Chunk(sequence.id, 150, 1, True),),
+    assert [rows_of(plan) for plan in one.steps(4)] == [
+        (Row(sequence.id, 0, 64, 0),),
+        (Row(sequence.id, 64, 64, 0),),
+        (Row(sequence.id, 128, 22, 1),),
+        (Row(sequence.id, 150, 1, 1),),
     ]
     assert sequence.finish_reason == "length"
     assert sequence.output == [WORD, WORD]
@@ -31,10 +32,10 @@ def test_decodes_come_first_and_prompts_share_what_is_left_of_the_chunk() -> Non
     one.step()
     long, short = one.ask(100), one.ask(20)
     plan = one.step()
-    assert plan.decodes == 3
-    assert plan.chunks[:3] == tuple(Chunk(sequence.id, 10, 1, True) for sequence in talking)
-    assert plan.chunks[3:] == (Chunk(long.id, 0, 64, False),)
-    assert one.step().chunks[3:] == (Chunk(long.id, 64, 36, True), Chunk(short.id, 0, 20, True))
+    assert len(decodes_of(plan)) == 3
+    assert rows_of(plan)[:3] == tuple(Row(sequence.id, 10, 1, 1) for sequence in talking)
+    assert rows_of(plan)[3:] == (Row(long.id, 0, 64, 0),)
+    assert rows_of(one.step())[3:] == (Row(long.id, 64, 36, 1), Row(short.id, 0, 20, 1))
 
 
 def test_decodes_count_against_the_step_s_tokens() -> None:
@@ -44,15 +45,15 @@ def test_decodes_count_against_the_step_s_tokens() -> None:
     one.steps(2)
     one.ask(100)
     plan = one.step()
-    assert plan.decodes == 4
-    assert plan.chunks[4].count == 6
+    assert len(decodes_of(plan)) == 4
+    assert rows_of(plan)[4].count == 6
     assert plan.tokens == 10
 
 
 def test_a_cap_on_long_prompts_lets_short_ones_pass() -> None:
     one = desk(prefill_chunk_size=64, long_prefill_token_threshold=16)
     long, short = one.ask(100), one.ask(12)
-    assert one.step().chunks == (Chunk(long.id, 0, 16, False), Chunk(short.id, 0, 12, True))
+    assert rows_of(one.step()) == (Row(long.id, 0, 16, 0), Row(short.id, 0, 12, 1))
 
 
 def test_running_prompts_go_on_before_new_ones_are_admitted() -> None:
@@ -60,15 +61,15 @@ def test_running_prompts_go_on_before_new_ones_are_admitted() -> None:
     first = one.ask(100)
     one.step()
     second = one.ask(100)
-    assert [plan.chunks for plan in one.steps(2)] == [(Chunk(first.id, 32, 32, False),), (Chunk(first.id, 64, 32, False),)]
-    assert one.step().chunks == (Chunk(first.id, 96, 4, True), Chunk(second.id, 0, 28, False))
+    assert [rows_of(plan) for plan in one.steps(2)] == [(Row(first.id, 32, 32, 0),), (Row(first.id, 64, 32, 0),)]
+    assert rows_of(one.step()) == (Row(first.id, 96, 4, 1), Row(second.id, 0, 28, 0))
 
 
 def test_no_more_sequences_run_than_allowed() -> None:
     one = desk(max_num_seqs=2)
     for _ in range(5):
         one.ask(8, max_tokens=3)
-    assert all(len(plan.chunks) <= 2 for plan in one.finish())
+    assert all(plan.rows <= 2 for plan in one.finish())
 
 
 def test_a_plan_without_work_is_empty() -> None:
@@ -84,7 +85,7 @@ def test_an_end_token_stops_and_is_the_last_token() -> None:
     one = desk(says=lambda _: EOS)
     sequence = one.ask(10)
     plan = one.plan()
-    assert one.settle(plan).finished == (Finished(sequence.id, "stop"),)
+    assert one.settle(plan).finished == {0: Finished(sequence.id, "stop")}
     assert sequence.stop_token == EOS
     assert sequence.output == [EOS]
     assert sequence.status is Status.FINISHED
@@ -119,7 +120,7 @@ def test_a_failed_sequence_ends_alone_and_leaves_nothing_to_be_found() -> None:
     bad, good = one.ask(list(range(40))), one.ask(list(range(100, 140)))
     plan = one.plan()
     settled = one.settle(plan, failed=[bad.id])
-    assert settled.finished == (Finished(bad.id, "error"),)
+    assert list(settled.finished.values()) == [Finished(bad.id, "error")]
     assert bad.output == []
     one.finish()
     assert good.finish_reason == "length"
@@ -166,7 +167,7 @@ def test_a_request_beyond_the_context_is_refused_at_once_and_any_other_runs(
     plans = one.finish()
     assert (big.finish_reason, big.output_count) == ("length", max_tokens)
     assert (small.finish_reason, small.output_count) == ("length", 5)
-    assert all(plan.chunks for plan in plans)
+    assert not any(plan.empty for plan in plans)
 
 
 def test_a_small_request_runs_after_a_big_one_is_cancelled() -> None:
@@ -205,7 +206,7 @@ def test_the_newest_gives_way_and_finds_its_blocks_again() -> None:
     one = desk(8, max_model_len=128)
     old, new = one.ask(60, 25), one.ask(30, 90)
     plans = one.finish()
-    victims = [id_ for plan in plans for id_ in plan.preempted]
+    victims = [id_ for plan in plans for id_ in preempted_in(plan)]
     assert victims == [new.id]
     assert (old.preemptions, new.preemptions) == (0, 1)
     assert (old.output_count, new.output_count) == (25, 90)
@@ -243,7 +244,7 @@ def test_whoever_was_admitted_is_not_preempted_in_the_next_block_s_steps() -> No
     admitted: dict[int, int] = {}
     for step, plan in enumerate(one.finish()):
         admitted.update(dict.fromkeys(plan.admitted, step))
-        for victim in plan.preempted:
+        for victim in preempted_in(plan):
             assert step - admitted[victim] >= 16
 
 
@@ -253,7 +254,7 @@ def test_a_running_prompt_takes_what_blocks_there_are_before_anybody_gives_way()
     one.steps(12)
     reading = one.ask(200, 5)
     plans = one.finish()
-    mine = [(plan, chunk) for plan in plans for chunk in plan.chunks if chunk.sequence_id == reading.id]
+    mine = [(plan, chunk) for plan in plans for chunk in rows_of(plan) if chunk.sequence_id == reading.id]
     shortened = [plan for plan, chunk in mine if chunk.count < 5 and not chunk.samples and not chunk.start % 5]
     assert len(shortened) == 1
     assert not shortened[0].preempted

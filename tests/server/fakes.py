@@ -119,17 +119,18 @@ class FakeStream:
 
     def _event(self, choice: int) -> TokenEvent:
         if self.aborted:
-            return TokenEvent(choice, None, finish_reason="abort")
+            return TokenEvent(choice, finish_reason="abort")
         token = next(self._scripts[choice], None)
         if isinstance(token, KveikError):
             raise token
         if token is None:
-            return TokenEvent(choice, None, finish_reason="stop")
+            return TokenEvent(choice, finish_reason="stop")
         self._made[choice] += 1
         top = self.request.sampling.logprobs
         reason = self._reason(token, self._made[choice])
         stopped = token if reason == "stop" else None
-        return TokenEvent(choice, token, None if top is None else self._logprob(token, top), reason, stopped)
+        logprobs = () if top is None else (self._logprob(token, top),)
+        return TokenEvent(choice, (token,), logprobs, reason, stopped)
 
     def _reason(self, token: int, made: int) -> FinishReason | None:
         sampling = self.request.sampling

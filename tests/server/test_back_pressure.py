@@ -39,12 +39,12 @@ class EagerDoor:
     def _put(self, stream: RequestStream) -> None:
         logprob = TokenLogprob(65, -1.0, tuple((token, -2.0) for token in range(20)))
         while self.made < ENOUGH and not self.overrun:
-            self.overrun = not stream.put(TokenEvent(0, 65, logprob))
+            self.overrun = not stream.put(TokenEvent(0, (65,), (logprob,)))
             self.made += 1
             stream.reader.call_soon_threadsafe(stream.wake)
             # As fast as a reader who reads can follow, and far faster than one who does not.
             time.sleep(0.0002)
-        stream.put(TokenEvent(0, None, finish_reason="abort"))
+        stream.put(TokenEvent(0, finish_reason="abort"))
         stream.reader.call_soon_threadsafe(stream.wake)
 
 

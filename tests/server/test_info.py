@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kveik
 from kveik.cache.group import GroupUsage
-from kveik.engine.accounts import CacheStats, PromptTokens
+from kveik.engine.cache_stats import CacheStats, PromptTokens
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.observe.tiers import TierFacts
 from kveik.server.auth import Tenants

@@ -85,7 +85,7 @@ def test_every_token_is_found_at_its_offset_streamed_or_not(data: st.DataObject)
     while made and not choice.finished:
         count = data.draw(st.integers(1, 3))
         now, made = made[:count], made[count:]
-        events = [TokenEvent(0, token, TokenLogprob(token, -1.0)) for token in now]
+        events = [TokenEvent(0, (token,), (TokenLogprob(token, -1.0),)) for token in now]
         events[-1] = events[-1]._replace(finish_reason=None if made else "length")
         delta = choice.take(events)
         news.append(([(entry.token, entry) for entry in delta.logprobs], 0, delta.text, delta.finish_reason is not None))

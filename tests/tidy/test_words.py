@@ -26,7 +26,8 @@ FOREIGN_PATH = re.compile(r"(?<![\w.$~}/-])/(?:work|tmp|root|home|opt|mnt|Users)
 UNFINISHED = re.compile(r"(\b(TODO|FIXME)|#.*\bXXX)\b(?!\(#\d+\))")
 CODES = r"(?:\[[\w, -]+\])?(?::\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*)?"
 MUTED = re.compile(rf"#\s*(?:type: ignore|noqa|pragma: no cover|nosec)\b{CODES}(.*)$")
-EMPTY_NAMES = re.compile(r"(Manager|Helper|Helpers|Utils?)$", re.IGNORECASE)
+EMPTY_NAMES = re.compile(r"^(?!(kv_?cache|offload)?_?manager$).*(Manager|Helper|Helpers|Utils?)$", re.IGNORECASE)
+"""The two managers are the field's own names: they say what is managed."""
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:

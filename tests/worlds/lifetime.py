@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -22,26 +22,26 @@ from benchmarks.scheduler import facts_without_model
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.eviction.priority import PriorityPolicy
-from kveik.cache.ledger import CacheLedger
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.clock import StepClock
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
-from kveik.engine.accounts import tier_facts
-from kveik.engine.below import BelowSetting, open_below
+from kveik.engine.cache_stats import tier_facts
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import eviction_policy
 from kveik.engine.planner import plan_model
 from kveik.engine.record import Recorder
-from kveik.engine.transfers import PoolMemory, Transfers
 from kveik.model.rope import RopeSpec
 from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import Metrics
 from kveik.observe.tier_log import log_tiers
+from kveik.offload.carrier import PoolMemory, Transfers
+from kveik.offload.open_tiers import BelowSetting, open_below
+from kveik.offload.stores.disk import DiskStore
 from kveik.request.request import CacheRetention, Request, SamplingParams
-from kveik.request.sequence import Sequence
-from kveik.schedule.plan import Sampled, StepOutcome, StepPlan
+from kveik.schedule.plan import StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
-from kveik.tiers.disk import DiskStore
+from tests.schedule.rows import outcome_of
 
 BLOCK, CONTEXT, VOCABULARY = 8, 128, 256
 RAM_BYTES, DISK_BYTES = 256 << 10, 2 << 20
@@ -79,20 +79,15 @@ class Drawn:
     """In place of a model: tokens are drawn, steps take a while of the clock, keys and values stay what they were."""
 
     def __init__(self, chance: random.Random, clock: StepClock) -> None:
-        self._chance, self._clock = chance, clock
+        self._chance, self._clock, self._plan = chance, clock, StepPlan()
 
-    def copy(self, plan: StepPlan) -> None:
-        pass
+    def launch(self, plan: StepPlan) -> None:
+        self._plan = plan
 
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence]) -> StepOutcome:
+    def collect(self) -> StepOutcome:
         # Dear enough that loading pays.
-        self._clock.advance(0.002 + 0.01 * sum(chunk.count for chunk in plan.chunks))
-        return StepOutcome.of(
-            [Sampled(one.sequence_id, self._chance.randrange(VOCABULARY)) for one in plan.chunks if one.samples]
-        )
-
-    def forget(self, sequence_id: int) -> None:
-        pass
+        self._clock.advance(0.002 + 0.01 * self._plan.tokens)
+        return outcome_of(self._plan, lambda row, ahead: self._chance.randrange(VOCABULARY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +136,7 @@ class Lifetime:
         assert below is not None
         self.below = below
         blocks, groups = plan.memory.blocks, plan.spec.groups
-        self.ledger = CacheLedger(
+        self.kv_cache = KVCacheManager(
             groups,
             blocks,
             block_size=BLOCK,
@@ -150,8 +145,8 @@ class Lifetime:
             max_chunk=plan.max_chunk,
             eviction=eviction_policy(config.cache, blocks[0], seed),
         )
-        self.ledger.evictor.below = below.directory
-        scheduler = Scheduler(self.ledger, config.schedule, plan.max_model_len, frozenset(), below.costs)
+        self.kv_cache.evictor.below = below.directory
+        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), below.costs)
         bus = EventBus()
         facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
         self.metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
@@ -208,7 +203,7 @@ class Lifetime:
         """With nothing on its way."""
         while self.below.mover.step():
             self.engine.attend()
-        policies = [hazard_of(policy) for policy in (self.ledger.evictor.policy, *self._tier_policies())]
+        policies = [hazard_of(policy) for policy in (self.kv_cache.evictor.policy, *self._tier_policies())]
         return Measure(
             rss_bytes=psutil.Process().memory_info().rss,
             disk_bytes=sum(allocated(path) for path in self.folder.rglob("*") if path.is_file()),

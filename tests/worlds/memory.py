@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.ledger import CacheLedger
 from kveik.request.request import Request
 from kveik.request.sequence import Sequence
-from kveik.schedule.plan import Chunk, Sampled, StepOutcome, StepPlan
+from kveik.schedule.plan import StepOutcome, StepPlan
+from tests.schedule.rows import outcome_of, tokens_of
 
 
 def first_content(request: Request, caching: bool) -> int:
@@ -50,33 +51,48 @@ class MemoryExecutor:
     """Slots per group; a slot holds the content that was written last, or None."""
 
     def __init__(
-        self, groups: Items[LayerGroup], blocks: Items[int], ledger: CacheLedger, *, vocabulary: int, caching: bool
+        self, groups: Items[LayerGroup], blocks: Items[int], kv_cache: KVCacheManager, *, vocabulary: int, caching: bool
     ) -> None:
-        self.groups, self.ledger = groups, ledger
-        self.size, self.vocabulary, self.caching = ledger.block_size, vocabulary, caching
+        self.groups, self.kv_cache = groups, kv_cache
+        self.size, self.vocabulary, self.caching = kv_cache.block_size, vocabulary, caching
         self.slots: list[list[list[int | None]]] = [[[None] * self.size for _ in range(count)] for count in blocks]
         self.computed: dict[int, int] = {}
         """Tokens computed for each sequence, work done again included."""
 
         self._contents: dict[int, list[int]] = {}
+        self._plan = StepPlan()
 
-    def copy(self, plan: StepPlan) -> None:
+    def launch(self, plan: StepPlan) -> None:
+        self._plan = plan
         for copy in plan.copies:
             self.slots[copy.group][copy.target] = list(self.slots[copy.group][copy.source])
 
-    def run(self, plan: StepPlan, sequence: Callable[[int], Sequence | None], fails: Callable[[int], bool]) -> StepOutcome:
-        work = [(chunk, one) for chunk in plan.chunks if (one := sequence(chunk.sequence_id)) is not None]
-        for chunk, one in work:
-            self._write(chunk, one)
-        for chunk, one in work:
-            self._read(chunk, one)
-        sampled = []
-        for chunk in plan.chunks:
-            if chunk.samples:
-                content = self._contents[chunk.sequence_id][chunk.start + chunk.count - 1]
-                token = chosen_token(content, self.vocabulary)
-                sampled.append(Sampled(chunk.sequence_id, token, None, fails(chunk.sequence_id)))
-        return StepOutcome.of(sampled)
+    def collect(self, sequence: Callable[[int], Sequence | None], fails: Callable[[int], bool]) -> StepOutcome:
+        """`fails`: whether a sequence's logits are not finite. What is read and written is the plan's alone."""
+        plan = self._plan
+        contents = [self._row_contents(plan, row, sequence) for row in range(plan.rows)]
+        for row, one in enumerate(contents):
+            self._write(plan, row, one)
+        for row, one in enumerate(contents):
+            self._read(plan, row, one)
+
+        def choose(row: int, ahead: int) -> int:
+            last = int(plan.starts[row] + plan.counts[row] - plan.logits[row])
+            return chosen_token(contents[row][last + ahead], self.vocabulary)
+
+        return outcome_of(plan, choose, lambda row: fails(plan.sequence_ids[row]))
+
+    def _row_contents(self, plan: StepPlan, row: int, sequence: Callable[[int], Sequence | None]) -> list[int]:
+        """Per position up to the row's last token, what its slots must hold; the row's own tokens as the plan has them."""
+        one = sequence(plan.sequence_ids[row])
+        assert one is not None
+        contents = self.contents(one)[: int(plan.starts[row])]
+        for token in tokens_of(plan, row):
+            before = contents[-1] if contents else first_content(one.request, self.caching)
+            contents.append(next_content(before, token))
+        certain = int(plan.starts[row] + plan.counts[row] - max(plan.logits[row] - 1, 0))
+        assert contents[:certain] == self.contents(one)[:certain], "the plan computes other tokens than the sequence's"
+        return contents
 
     def contents(self, sequence: Sequence) -> list[int]:
         """Per position, what the sequence's slots must hold."""
@@ -85,21 +101,20 @@ class MemoryExecutor:
             known.append(next_content(known[-1] if known else first_content(sequence.request, self.caching), token))
         return known
 
-    def _write(self, chunk: Chunk, sequence: Sequence) -> None:
-        contents = self.contents(sequence)
-        self.computed[sequence.id] = self.computed.get(sequence.id, 0) + chunk.count
-        for number in range(len(self.groups)):
-            row = self.ledger.tables[number][sequence.row]
-            for position in range(chunk.start, chunk.start + chunk.count):
-                self.slots[number][row[position // self.size]][position % self.size] = contents[position]
+    def _write(self, plan: StepPlan, row: int, contents: list[int]) -> None:
+        id_, start, count = plan.sequence_ids[row], int(plan.starts[row]), int(plan.counts[row])
+        self.computed[id_] = self.computed.get(id_, 0) + count
+        for number, table in enumerate(plan.tables.read()):
+            for position in range(start, start + count):
+                self.slots[number][table[row, position // self.size]][position % self.size] = contents[position]
 
-    def _read(self, chunk: Chunk, sequence: Sequence) -> None:
-        contents = self.contents(sequence)
-        for number, group in enumerate(self.groups):
-            row = self.ledger.tables[number][sequence.row].tolist()
-            first = 0 if group.window is None else max(0, chunk.start - group.window + 1)
-            for position in range(first, chunk.start + chunk.count):
-                found = self.slots[number][row[position // self.size]][position % self.size]
+    def _read(self, plan: StepPlan, row: int, contents: list[int]) -> None:
+        start, count = int(plan.starts[row]), int(plan.counts[row])
+        for number, (group, table) in enumerate(zip(self.groups, plan.tables.read(), strict=True)):
+            blocks = table[row].tolist()
+            first = 0 if group.window is None else max(0, start - group.window + 1)
+            for position in range(first, start + count):
+                found = self.slots[number][blocks[position // self.size]][position % self.size]
                 assert found == contents[position], (
-                    f"sequence {sequence.id} reads group {number} position {position} of another content"
+                    f"sequence {plan.sequence_ids[row]} reads group {number} position {position} of another content"
                 )

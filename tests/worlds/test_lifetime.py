@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kveik.cache.directory import tier
 from kveik.cache.eviction import hazard
-from kveik.engine import below
-from kveik.tiers.disk_index import index_bytes
-from kveik.tiers.slots import PAGE_BYTES
+from kveik.offload import open_tiers as below
+from kveik.offload import tier
+from kveik.offload.stores.disk_index import index_bytes
+from kveik.offload.stores.slots import PAGE_BYTES
 from tests.worlds.lifetime import DAY, DISK_BYTES, Lifetime, Measure
 
 LAYOUTS: dict[str, tuple[tuple[int | None, ...], str]] = {

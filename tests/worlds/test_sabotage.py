@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kveik.cache.directory.orders import Cancel
+from kveik.cache.block_pool import BlockPool
 from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks
 from kveik.cache.keys import KeySpace
-from kveik.cache.ledger import CacheLedger
-from kveik.cache.loading import Loader
-from kveik.cache.pool import BlockPool
-from kveik.schedule.below import BelowPool
+from kveik.cache.kv_cache_manager import KVCacheManager
+from kveik.offload.loader import Loader
+from kveik.offload.loads import Loads
+from kveik.offload.transfer import Cancel
 from kveik.schedule.scheduler import Scheduler
 from tests.worlds.memory import MemoryExecutor
 from tests.worlds.tiers import SimulatedTiers
@@ -25,16 +25,16 @@ WORLDS = 120
 
 def registered_too_early(patch: pytest.MonkeyPatch) -> None:
     """Blocks are registered when room is made for them, before the step that fills them."""
-    grow = CacheLedger.grow
+    grow = KVCacheManager.grow
 
-    def grow_and_register(self: CacheLedger, sequence_id: int, length: int) -> int:
+    def grow_and_register(self: KVCacheManager, sequence_id: int, length: int) -> int:
         room = grow(self, sequence_id, length)
-        account = self._accounts[sequence_id]
-        account.computed = length
-        self._register_whole(account)
+        seq = self._seqs[sequence_id]
+        seq.computed = length
+        self._register_whole(seq)
         return room
 
-    patch.setattr(CacheLedger, "grow", grow_and_register)
+    patch.setattr(KVCacheManager, "grow", grow_and_register)
 
 
 def salt_left_out(patch: pytest.MonkeyPatch) -> None:
@@ -81,14 +81,14 @@ def lost_block(patch: pytest.MonkeyPatch) -> None:
 def written_while_shared(patch: pytest.MonkeyPatch) -> None:
     """A partial hit shares the block instead of copying it."""
 
-    def share(self: CacheLedger, account: Any, match: Any) -> tuple[()]:
+    def share(self: KVCacheManager, seq: Any, match: Any) -> tuple[()]:
         for number, source in enumerate(match.sources):
             self._groups[number].pool.hold(source)
-            account.blocks[number].append(source)
-            self._tables.arrays[number][account.row, match.full] = source
+            seq.blocks[number].append(source)
+            self._tables.arrays[number][seq.row, match.full] = source
         return ()
 
-    patch.setattr(CacheLedger, "_copy", share)
+    patch.setattr(KVCacheManager, "_copy", share)
 
 
 def decode_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def executor_reads_ahead(patch: pytest.MonkeyPatch) -> None:
     def write_and_more(self: MemoryExecutor, chunk: Any, sequence: Any) -> None:
         write(self, chunk, sequence)
         if chunk.start % self.size:
-            row = self.ledger.tables[0][sequence.row]
+            row = self.kv_cache.tables[0][sequence.row]
             self.slots[0][row[chunk.start // self.size]][chunk.start % self.size - 1] = -1
 
     patch.setattr(MemoryExecutor, "_write", write_and_more)
@@ -185,10 +185,8 @@ def spilled_too_late(patch: pytest.MonkeyPatch) -> None:
 
 def believed_before_it_came(patch: pytest.MonkeyPatch) -> None:
     """Whatever became of a record, its block counts as loaded."""
-    arrived = BelowPool.arrived
-    patch.setattr(
-        BelowPool, "arrived", lambda self, number, fetch, *, found, sound=True: arrived(self, number, fetch, found=True)
-    )
+    arrived = Loads.arrived
+    patch.setattr(Loads, "arrived", lambda self, number, fetch, *, found, sound=True: arrived(self, number, fetch, found=True))
 
 
 def load_not_held(patch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kveik.cache.directory.directory import Directory
-from kveik.cache.directory.orders import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer
-from kveik.cache.directory.spec import TierSpec
-from kveik.cache.directory.tier import TierRecords
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.layout import LayerGroup
-from kveik.schedule.below import BelowPool
+from kveik.offload.loads import Loads
+from kveik.offload.manager import OffloadManager
+from kveik.offload.tier import Tier
+from kveik.offload.tier_spec import TierSpec
+from kveik.offload.transfer import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer
 from tests.worlds.memory import MemoryExecutor
 
 Content = list[int | None]
@@ -32,7 +32,7 @@ class Coming:
     content: Content | None
 
 
-def draw_directory(chance: random.Random, groups: list[LayerGroup], block_size: int) -> Directory:
+def draw_directory(chance: random.Random, groups: list[LayerGroup], block_size: int) -> OffloadManager:
     tiers = []
     for name in chance.choice((("ram",), ("ram", "disk"), ("ram", "remote"), ("remote",))):
         spec = TierSpec(
@@ -43,14 +43,14 @@ def draw_directory(chance: random.Random, groups: list[LayerGroup], block_size: 
             factor=chance.choice((None, 1.0)),
             ours=name != "remote",
         )
-        tiers.append(TierRecords(spec, LruPolicy()))
-    return Directory(groups, block_size, tiers)
+        tiers.append(Tier(spec, LruPolicy()))
+    return OffloadManager(groups, block_size, tiers)
 
 
 class SimulatedTiers:
     """Carries transfers out over steps."""
 
-    def __init__(self, chance: random.Random, directory: Directory, below: BelowPool, executor: MemoryExecutor) -> None:
+    def __init__(self, chance: random.Random, directory: OffloadManager, below: Loads, executor: MemoryExecutor) -> None:
         self.chance, self.directory, self.below, self.executor = chance, directory, below, executor
         self.records: list[dict[tuple[bytes, int], Content]] = [{} for _ in directory.tiers]
         self.spilled: list[tuple[float, int, bytes, int, bool]] = []

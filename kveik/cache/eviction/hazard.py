@@ -329,7 +329,7 @@ class HazardPolicy:
         return self._requests >= max(LESSON_REQUESTS, self._tree.count // 16)
 
     def learn(self, now: float) -> None:
-        """Rates from what was used again, what was forgotten, and what goes on ageing."""
+        """Rates from what was used again, what was forgotten, and what goes on aging."""
         used, time = self.spells(now)
         self._adopt_index(reuse.index(reuse.fit(used, time)))
         for table in (self._used, self._unused):
@@ -339,9 +339,9 @@ class HazardPolicy:
     def spells(self, now: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What was used again, and the weight times seconds in which it could have been; both [KINDS, AGES]."""
         used = np.array(self._used)
-        return used, reuse.exposure(used, np.array(self._unused) + self._ageing(now))
+        return used, reuse.exposure(used, np.array(self._unused) + self._aging(now))
 
-    def _ageing(self, now: float) -> NDArray[np.float64]:
+    def _aging(self, now: float) -> NDArray[np.float64]:
         """Weights of the spells that have not ended, as if they ended now; [KINDS, AGES]."""
         full = self._full
         spells = [(one.kind * AGES + bucket(now - one.touched), min(len(one.keys), full)) for one in self._tree.segments()]

@@ -1,0 +1,1 @@
+"""The machine as the process finds it: memory limits, threads, huge pages."""

@@ -1,0 +1,1 @@
+"""Measurements that `kveik bench`, `kveik evaluate` and `kveik cache replay` print."""

@@ -1,0 +1,108 @@
+"""One load: records on their way into memory of the pool, which can be called off at any moment.
+
+    waiting ──begin──▶ copying ──end──▶ loaded
+       │    ◀─withdraw──
+       └── missed: not there, damaged, late, or called off
+
+A record is read and its checksum is looked at while it is `waiting`, so `copying` is a copy of bytes that are in memory:
+who calls a load off waits for that at most. After `call_off` has returned nothing is written for this load any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from kveik.offload.stores.record import Miss, RecordKey
+
+
+class _State(Enum):
+    WAITING = auto()
+    COPYING = auto()
+    LOADED = auto()
+    MISSED = auto()
+
+
+class Load:
+    """Which records go where, until when, and how far it has come."""
+
+    def __init__(self, job: int, records: Sequence[tuple[RecordKey, memoryview]], deadline: float) -> None:
+        """`records`: keys, and the blocks in the pool that they are for."""
+        self.job = job
+        self.keys = tuple(key for key, _ in records)
+        self.targets = [target for _, target in records]
+        self.deadline = deadline
+        self.called_off = False
+        self.told = False
+        """Its answer is on its way."""
+        self._states = [_State.WAITING] * len(records)
+        self._misses: list[Miss | None] = [None] * len(records)
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def misses(self) -> tuple[Miss | None, ...]:
+        """Per record, once all have ended."""
+        assert all(state in (_State.LOADED, _State.MISSED) for state in self._states)
+        return tuple(self._misses)
+
+    def so_far(self, numbers: range) -> list[Miss | None]:
+        """Per record of these, why it will not come, as far as is known."""
+        return self._misses[numbers.start : numbers.stop]
+
+    def begin(self, at: int, now: float) -> bool:
+        """Start to copy a record; False: nobody wants it any more."""
+        with self._changed:
+            if self.called_off or now > self.deadline or self._states[at] is not _State.WAITING:
+                self._miss(at, Miss.LATE)
+                return False
+            self._states[at] = _State.COPYING
+            return True
+
+    def withdraw(self, at: int) -> None:
+        """The copy could not be made at once; the record waits as before, and what was written counts for nothing."""
+        with self._changed:
+            assert self._states[at] is _State.COPYING
+            self._states[at] = _State.WAITING
+            self._changed.notify_all()
+
+    def end(self, at: int, miss: Miss | None = None) -> None:
+        """The copy is complete, or it broke off."""
+        with self._changed:
+            assert self._states[at] is _State.COPYING
+            self._states[at] = _State.LOADED if miss is None else _State.MISSED
+            self._misses[at] = miss
+            self._changed.notify_all()
+
+    def miss(self, at: int, why: Miss) -> None:
+        """A record will not come; the first reason stays."""
+        with self._changed:
+            self._miss(at, why)
+
+    def miss_rest(self, why: Miss) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            for at in range(len(self)):
+                self._miss(at, why)
+
+    def give_up(self, numbers: range) -> None:
+        """The store is done with these: what it has neither brought nor missed has failed."""
+        with self._changed:
+            for at in numbers:
+                if self._states[at] in (_State.WAITING, _State.COPYING):
+                    self._states[at], self._misses[at] = _State.MISSED, Miss.FAILED
+            self._changed.notify_all()
+
+    def call_off(self) -> set[RecordKey]:
+        """Nothing is written from now on. The records that had come before."""
+        with self._changed:
+            self.called_off = True
+            self._changed.wait_for(lambda: _State.COPYING not in self._states)
+            return {key for key, state in zip(self.keys, self._states, strict=True) if state is _State.LOADED}
+
+    def _miss(self, at: int, why: Miss) -> None:
+        if self._states[at] is _State.WAITING:
+            self._states[at], self._misses[at] = _State.MISSED, why

@@ -1,0 +1,308 @@
+"""Records in a Redis or Valkey server that several engines share, found by asking.
+
+    key of the server   = "kveik:" ++ 16 hexadecimal digits of the format ++ ":" ++ group ++ ":" ++ the block's key, 32 bytes
+    value               = the record; it expires after the time to live
+
+The server's memory is the server's to bound (maxmemory). Ours is a bound on what this engine believes to have there
+(`written.py`): what it wrote within the last time to live, as far as it is not known to be gone. A thread waits for an
+exchange (`wire.py`) no longer than twice the timeout, and a request for that thread no longer than its deadline. Whatever a
+server answers, nothing is raised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kveik.clock import Clock, SystemClock
+from kveik.offload.stores.address import shown
+from kveik.offload.stores.record import VERSION, Miss, RecordFormat, RecordKey, Refusal
+from kveik.offload.stores.redis_wire import Command, Fits, Unanswered, Wire, is_full
+from kveik.offload.stores.store import Direct, Extent, Use
+from kveik.offload.stores.written import Entry, Written
+
+BATCH_BYTES = 4 << 20
+"""In flight at once, so that a deadline is looked at between two batches."""
+
+PROBE_BATCH = 512
+
+CHECKED = b"kveik:check"
+
+CHORES_SECONDS, CHORES_MOST = 1.0, 64
+"""How often, and how many records at most, are looked for beside what is asked anyway: the server may have evicted them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteLimits:
+    """How much, how long."""
+
+    capacity_bytes: int = 1 << 30
+    """What this engine may have written within the last time to live."""
+
+    ttl_seconds: int = 86_400
+    """A record that was not written again for so long is gone."""
+
+    timeout_seconds: float = 1.0
+    """So long a server may be silent. All that is asked at once, with a connection where there is none, takes twice that at
+    most: as long as a breaker takes for too long."""
+
+
+def remote_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
+    """Of a `RemoteStore`."""
+    return Extent(capacity_bytes, capacity_bytes, tuple(one.record_bytes for one in formats))
+
+
+class RemoteStore:
+    """A `Store` in a server."""
+
+    name = "remote"
+
+    def __init__(self, url: str, formats: Sequence[RecordFormat], limits: RemoteLimits, clock: Clock) -> None:
+        """`formats`: per group. Connects when it is first asked. Raises BadValue for an address that is none, Unsupported
+        without the client's package.
+        """
+        self.capacity_bytes = limits.capacity_bytes
+        self._troubles: dict[bool, str | None] = {False: None, True: None}
+        """With reading and with writing."""
+        self._bytes_failed = 0
+        """Of the largest command of a write that went wrong, for as long as there is trouble with writing."""
+        self._limits = limits
+        self._clock = clock
+        self.formats: Sequence[RecordFormat] = tuple(formats)
+        self._prefixes = [_prefix(one) for one in formats]
+        # A value may be a byte longer than a record, so that it shows.
+        longest = max(one.record_bytes for one in formats) + 1
+        self._wire = Wire(url, limits.timeout_seconds, longest, clock)
+        self.address = shown(url)
+        """The address without user and password."""
+        self._written = Written(limits.ttl_seconds)
+        self._chores_after = float("-inf")
+
+    @property
+    def trouble(self) -> str | None:
+        return self._troubles[False] or self._troubles[True]
+
+    @property
+    def room_bytes(self) -> int:
+        return self.capacity_bytes
+
+    @property
+    def bytes_used(self) -> int:
+        return self._written.totals(self._clock.now())[1]
+
+    @property
+    def records(self) -> int:
+        return self._written.totals(self._clock.now())[0]
+
+    def cost_bytes(self, group: int) -> int:
+        return self.formats[group].record_bytes
+
+    def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
+        """One round trip. What the server has no room for is as full as what is beyond our own bound."""
+        refusals: list[Refusal | None] = [Refusal.FULL] * len(records)
+        sent, room = [], self.capacity_bytes - self.bytes_used
+        for number, (_, record) in enumerate(records):
+            if len(record) <= room:
+                room -= len(record)
+                sent.append(number)
+        ttl = b"%d" % self._limits.ttl_seconds
+        commands = [(b"SET", self._name(records[at][0]), records[at][1], b"EX", ttl) for at in sent]
+        now = self._clock.now()
+        for number, answer in zip(sent, self._ask(commands, _is_ok, writing=True), strict=True):
+            key, record = records[number]
+            refusals[number] = _refusal(answer)
+            if refusals[number] is None or (isinstance(answer, Unanswered) and answer.told):
+                self._written.put(key, len(record), now, sure=refusals[number] is None)
+        return refusals
+
+    def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
+        """One round trip per batch."""
+        misses: list[Miss | None] = []
+        largest = max((self.cost_bytes(key.group) for key in keys), default=1)
+        for batch in _batches(keys, max(BATCH_BYTES // largest, 1)):
+            if self._clock.now() > deadline:
+                return misses + [Miss.LATE] * (len(keys) - len(misses))
+            believed = dict(self._written.seen(batch))
+            answers = self._ask([self._get(key) for key in batch], _is_value)
+            for key, answer in zip(batch, answers, strict=True):
+                miss = _miss(answer)
+                if miss in (Miss.ABSENT, Miss.FOREIGN) and key in believed:
+                    self._written.missing(key, believed[key])
+                if miss is None:
+                    use(len(misses), answer)
+                misses.append(miss)
+            if _is_lost(answers):
+                break
+        return misses + [Miss.FAILED] * (len(keys) - len(misses))
+
+    def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool | None]:
+        """Asks the server, so that what other engines wrote is found."""
+        found: list[bool | None] = []
+        for batch in _batches(keys, PROBE_BATCH):
+            if self._clock.now() > deadline:
+                return found + [False] * (len(keys) - len(found))
+            answers = self._ask([(b"EXISTS", self._name(key)) for key in batch], _is_count)
+            found += [None if isinstance(answer, Exception) else answer == 1 for answer in answers]
+            if _is_lost(answers):
+                break
+        return found + [None] * (len(keys) - len(found))
+
+    def delete_many(self, keys: Sequence[RecordKey]) -> None:
+        """For all engines."""
+        lost = False
+        for batch in _batches(keys, PROBE_BATCH):
+            if lost:
+                self._written.perhaps_deleted(batch)
+                continue
+            # A server without room deletes.
+            answers = self._ask([self._unlink(key) for key in batch], _is_count, writing=True, proves=False)
+            for key, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    self._written.perhaps_deleted([key])
+                else:
+                    self._written.deleted(key)
+            lost = _is_lost(answers)
+
+    def serves(self, *, writing: bool) -> bool:
+        """With a name that is no record's, which is gone at once. Where a write went wrong, one as large is tried."""
+        if writing:
+            [answer] = self._ask([_trial(self._bytes_failed)], _is_ok, writing=True)
+            if _is_ok(answer):
+                # A server takes its time over what has expired, and there may be no room for anything else.
+                self._ask([(b"UNLINK", CHECKED)], _is_count, writing=True, proves=False)
+            return _refusal(answer) is not Refusal.FAILED
+        [answer] = self._ask([(b"GETRANGE", CHECKED, b"0", b"0")], _is_value)
+        return not isinstance(answer, Exception)
+
+    def contents(self) -> Iterator[tuple[RecordKey, int]]:
+        """What this engine wrote, as far as it has not expired; what others wrote is found by asking only."""
+        return iter(self._written.entries(self._clock.now()))
+
+    def give_back(self) -> None:
+        """The server's memory is its own concern."""
+
+    def clear(self) -> None:
+        """What this engine wrote."""
+        self.delete_many([key for key, _ in self.contents()])
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def _name(self, key: RecordKey) -> bytes:
+        return self._prefixes[key.group] + key.block
+
+    def _get(self, key: RecordKey) -> Command:
+        """No more than shows that the value is longer than a record."""
+        return b"GETRANGE", self._name(key), b"0", b"%d" % self.cost_bytes(key.group)
+
+    def _unlink(self, key: RecordKey) -> Command:
+        return b"UNLINK", self._name(key)
+
+    def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False, proves: bool = True) -> list[Any]:
+        """The answer to each, or an exception, in one round trip. `proves`: that it goes well may end a trouble."""
+        if not commands:
+            return []
+        now = self._clock.now()
+        removed, looked_for = self._chores(now)
+        chores = [self._unlink(key) for key, _ in removed] + [(b"EXISTS", self._name(key)) for key, _ in looked_for]
+        answers = self._wire.exchange([*commands, *chores], [fits] * len(commands) + [_is_count] * len(chores))
+        if not _is_lost(answers):
+            self._written.answered(now)
+        own, rest = answers[: len(commands)], answers[len(commands) :]
+        for (key, entry), answer in zip(removed, rest[: len(removed)], strict=True):
+            if _is_count(answer):
+                self._written.settled(key, entry)
+        for (key, entry), answer in zip(looked_for, rest[len(removed) :], strict=True):
+            if answer == 0:
+                self._written.missing(key, entry)
+        wrong = {at: one for at, one in enumerate(own) if isinstance(one, Exception) and not _is_other_type(one)}
+        trouble = _trouble(next(iter(wrong.values()), answers[-1] if _is_lost(answers) else None))
+        if writing:
+            self._judge_write([_bytes(one) for one in commands], wrong, trouble, proves=proves)
+        else:
+            self._troubles[False] = trouble
+        return own
+
+    def _judge_write(self, sizes: Sequence[int], wrong: Iterable[int], trouble: str | None, *, proves: bool) -> None:
+        """What is smaller than what went wrong may fit where that does not, which proves nothing."""
+        if trouble is not None:
+            self._troubles[True] = trouble
+            self._bytes_failed = max([self._bytes_failed, *(sizes[at] for at in wrong)])
+        elif proves and max(sizes) >= self._bytes_failed:
+            self._troubles[True], self._bytes_failed = None, 0
+
+    def _chores(self, now: float) -> tuple[list[tuple[RecordKey, Entry]], list[tuple[RecordKey, Entry]]]:
+        """What is removed and what is looked for on this occasion, so that the books agree with what the server has."""
+        if now < self._chores_after:
+            return [], []
+        self._chores_after = now + CHORES_SECONDS
+        return self._written.to_settle(now, CHORES_MOST), self._written.to_look_at(CHORES_MOST)
+
+
+def _trouble(error: Exception | None) -> str | None:
+    """In words for the log, and none of the server's."""
+    if error is None:
+        return None
+    return error.why if isinstance(error, Unanswered) else f"refuses ({type(error).__name__})"
+
+
+def _trial(size: int) -> Command:
+    """To write so many bytes at least, which expire at once."""
+    around = b"SET", CHECKED, b"PX", b"1"
+    return b"SET", CHECKED, bytes(max(size - _bytes(around), 0)), b"PX", b"1"
+
+
+def _bytes(command: Command) -> int:
+    return sum(len(part) for part in command)
+
+
+def _is_lost(answers: Sequence[Any]) -> bool:
+    """Whether the connection ended before all had been answered."""
+    return isinstance(answers[-1], Unanswered)
+
+
+def _is_other_type(answer: Any) -> bool:
+    """Somebody keeps something else under that name, and the server is well."""
+    return isinstance(answer, Exception) and str(answer).startswith("WRONGTYPE ")
+
+
+def _miss(answer: Any) -> Miss | None:
+    if isinstance(answer, Exception):
+        return Miss.FOREIGN if _is_other_type(answer) else Miss.FAILED
+    # What is not there is as a range of it that is empty.
+    return None if answer else Miss.ABSENT
+
+
+def _is_ok(answer: Any) -> bool:
+    return isinstance(answer, bytes) and answer == b"OK"
+
+
+def _is_value(answer: Any) -> bool:
+    return isinstance(answer, memoryview)
+
+
+def _is_count(answer: Any) -> bool:
+    return isinstance(answer, int)
+
+
+def check_address(url: str) -> None:
+    """Raises BadValue for an address that is none, Unsupported without the client's package. Connects to nobody."""
+    Wire(url, 1.0, 0, SystemClock()).close()
+
+
+def _prefix(form: RecordFormat) -> bytes:
+    """Records that differ in format never meet."""
+    parts = b"%d %d %d %d %b" % (VERSION, form.encoding, form.tokens, form.payload_bytes, form.fingerprint)
+    return b"kveik:%b:%d:" % (hashlib.sha256(parts).hexdigest()[:16].encode(), form.group)
+
+
+def _refusal(answer: object) -> Refusal | None:
+    if not isinstance(answer, Exception):
+        return None
+    return Refusal.FULL if is_full(answer) else Refusal.FAILED
+
+
+def _batches(keys: Sequence[RecordKey], size: int) -> Iterator[Sequence[RecordKey]]:
+    return (keys[start : start + size] for start in range(0, len(keys), size))

@@ -1,0 +1,374 @@
+"""Which records one tier holds, within a bound in bytes, and what goes for what. Knows no other tier.
+
+A record is (key, group); the records of one key, of all layer groups, come and go together as far as the groups have them, and
+are written as a set of bits: bit g for group g. What is known of a key's records:
+
+             offer, taken            stored
+    absent ───────────────> storing ─────────> stored ──> absent     as a victim, or gone, or lost with the tier
+              failed: back to absent               not a victim while it is pinned: somebody is loading it
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
+from kveik.cache.eviction.tenants import TenantPolicy
+from kveik.offload.evicted import Answer, Gone, in_runs
+from kveik.offload.tier_spec import TierSpec
+from kveik.offload.write_filter import WriteFilter
+
+TOUCHES_KNOWN = 1 << 17
+"""Keys of which it is known whether they were used once or more often, where that matters. Their dictionary takes 11.5 MB when
+it is full, and 18.9 MB for good once Python has rebuilt its table."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What is known of one key's records."""
+
+    owner: Owner = b""
+    stored: int = 0
+    storing: int = 0
+    pins: int = 0
+    refused: bool = False
+    """The policy named it while it could not go, and has set it aside."""
+
+    doomed: bool = False
+    """It is being stored, and will be removed as soon as it is."""
+
+
+class Tier:
+    """The records of one tier. Every question and move is O(1), but for what the policy takes to name a victim."""
+
+    def __init__(self, spec: TierSpec, policy: EvictionPolicy) -> None:
+        self.spec = spec
+        self.policy = policy
+        self._tenants = policy if isinstance(policy, TenantPolicy) else None
+        self.bytes_used = 0
+        self.room_bytes = spec.capacity_bytes
+        """Less than the capacity while the store has less; what is beyond goes when something is offered."""
+        self._sizes = [spec.bytes_of(groups) for groups in range(1 << len(spec.record_bytes))]
+        """Bytes of the records of these groups (bits)."""
+
+        self._held: dict[Key, Held] = {}
+        self._filter = None if spec.factor is None or spec.writes == "second-touch" else WriteFilter(spec.factor)
+        self._touched: OrderedDict[Key, bool] = OrderedDict()
+        """Key -> whether it was used more than once; kept for `second-touch` alone."""
+
+    # Questions.
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def stored(self, key: Key) -> int:
+        """Groups whose records of this key can be loaded."""
+        held = self._held.get(key)
+        return 0 if held is None or held.doomed else held.stored
+
+    def records(self) -> Iterator[Gone]:
+        """Every key of which something can be loaded, as it would go."""
+        return (Gone((key,), held.stored, held.owner) for key, held in self._held.items() if held.stored and not held.doomed)
+
+    # What happens above.
+
+    def resize(self, room_bytes: int) -> None:
+        """The store has so much room now, and tenants' shares are shares of that."""
+        self.room_bytes = room_bytes
+        if self._tenants is not None:
+            self._tenants.share = room_bytes / max(self.spec.capacity_bytes, 1)
+
+    def used(self, visit: Visit) -> None:
+        """A request is done with a chain, wherever its blocks are."""
+        if self._tenants is not None:
+            for place, key in enumerate(visit.keys):
+                # What was found at the start belongs to whoever uses it.
+                if (held := self._held.get(key)) is not None and held.owner == b"":
+                    held.owner = None if place < visit.public else visit.tenant
+        stored = 0
+        if visit.retention is not None:
+            # Only who hints needs to know what of the chain is here.
+            stored = next((place for place, key in enumerate(visit.keys) if not self.holds(key)), len(visit.keys))
+        self.policy.used(visit if visit.stored == stored else visit._replace(stored=stored))
+        if self.spec.writes == "second-touch":
+            self._touch(visit.keys)
+
+    def holds(self, key: Key) -> bool:
+        """Whether the policy has been told of it."""
+        held = self._held.get(key)
+        return held is not None and not held.doomed
+
+    def _touch(self, keys: Sequence[Key]) -> None:
+        touched = self._touched
+        for key in keys:
+            touched[key] = key in touched
+            touched.move_to_end(key)
+        while len(touched) > TOUCHES_KNOWN:
+            touched.popitem(last=False)
+
+    def offer(self, offered: Sequence[Gone], now: float) -> Answer:
+        """What was given up above could be written here, the first before the last: whether it is, and what goes for it.
+
+        No key is offered twice. Who passes the filter is decided before anything goes.
+        """
+        wanted, refused = self._worth_writing(offered, now)
+        # What is here already of theirs, of other groups, stays.
+        there = [key for one in wanted for key in self._known(one.keys)]
+        for key in there:
+            self.pin(key)
+        tenants, writes, victims = self._tenants, list[Gone](), list[Gone]()
+        if tenants is None:
+            victims = self._make_room(wanted, now)
+        else:
+            wanted = [one._replace(keys=(key,)) for one in wanted for key in one.keys]
+        for one in wanted:
+            if tenants is not None:
+                victims += self._make_room_of(tenants, one, now)
+            count = self._fitting(one)
+            taken, left = one.split(count)
+            if taken is not None:
+                self._add(taken, now)
+                writes.append(taken)
+            if left is not None:
+                refused.append(left)
+        for key in there:
+            self.unpin(key)
+        return Answer(writes, refused, victims)
+
+    def surplus(self, owner: Owner, now: float) -> list[Gone]:
+        """What an owner has beyond its maximum and gives up: it turned out to be its own."""
+        gone: list[Gone] = []
+        tenants = self._tenants
+        while tenants is not None and tenants.beyond(owner):
+            key = tenants.victim_of(owner, self._may_go, now)
+            if key is None:
+                break
+            gone += self._give_up([key], now)
+        return gone
+
+    def _known(self, keys: Sequence[Key]) -> list[Key]:
+        """Those of which there is something here."""
+        return [] if self._held.keys().isdisjoint(keys) else [key for key in keys if key in self._held]
+
+    def _worth_writing(self, offered: Sequence[Gone], now: float) -> tuple[list[Gone], list[Gone]]:
+        """What of it should be written, as far as it is missing; and what not. What is there already is neither."""
+        wanted, refused, capacity = list[Gone](), list[Gone](), self.room_bytes
+        # Where there is room everything is written, unless only what was used twice is.
+        room = 0 if self.spec.writes == "second-touch" else capacity - self.bytes_used
+        for one in [missing for gone in offered for missing in self._missing(gone, refused)]:
+            size = self._sizes[one.groups]
+            if size > capacity:
+                refused.append(one)
+                continue
+            passing = self._passing(one, room, now)
+            if passing is None or all(passing):
+                wanted.append(one)
+                room -= size * len(one.keys)
+                continue
+            yes, no = list[Key](), list[Key]()
+            for key, passes in zip(one.keys, passing, strict=True):
+                (yes if passes or size * (len(yes) + 1) <= room else no).append(key)
+            room -= size * len(yes)
+            wanted += [one._replace(keys=yes)] if yes else []
+            refused += [one._replace(keys=no)] if no else []
+        return wanted, refused
+
+    def _missing(self, gone: Gone, refused: list[Gone]) -> list[Gone]:
+        """What of it is not here. What is about to be removed cannot be written meanwhile."""
+        if not self._known(gone.keys):
+            return [gone] if gone.groups else []
+        kinds = []
+        for key in gone.keys:
+            held, missing = self._held.get(key), gone.groups
+            if held is not None and held.doomed:
+                refused.append(gone._replace(keys=(key,)))
+                missing = 0
+            elif held is not None:
+                missing &= ~(held.stored | held.storing)
+            kinds.append((missing, gone.owner))
+        return in_runs(gone.keys, kinds, wanted=gone.wanted)
+
+    def _passing(self, one: Gone, room: int, now: float) -> list[bool] | None:
+        """Per key, whether its records may displace something; None: all may, or there is room."""
+        if one.wanted:
+            return None
+        if self.spec.writes == "second-touch":
+            return [self._touched.get(key, False) for key in one.keys]
+        if self._filter is None or len(one.keys) * self._sizes[one.groups] <= room:
+            return None
+        least = self._filter.least
+        return [worth >= least for worth in self.policy.worths(one.keys, now)]
+
+    def _fitting(self, one: Gone) -> int:
+        """For how many of its keys there is room; where owners may have a maximum, for one at most."""
+        size = self._sizes[one.groups]
+        if self._tenants is not None and self._tenants.beyond(one.owner, size):
+            return 0
+        return max(0, self.room_bytes - self.bytes_used) // size
+
+    def _make_room(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
+        """What has to go for all of these; less where no more may."""
+        sizes, gone = self._sizes, list[Gone]()
+        bound = self.room_bytes - sum([sizes[one.groups] * len(one.keys) for one in wanted])
+        while self.bytes_used > bound:
+            # No more than it takes, though each be as large as any.
+            count = max(1, (self.bytes_used - bound) // sizes[-1])
+            keys = self.policy.victims(count, self._may_go, now)
+            if not keys:
+                break
+            gone += self._give_up(keys, now)
+        return gone
+
+    def _make_room_of(self, tenants: TenantPolicy, one: Gone, now: float) -> list[Gone]:
+        """The same for one of them, where its owner may have a maximum."""
+        size, gone = self._sizes[one.groups], list[Gone]()
+        while not self._fitting(one):
+            if tenants.beyond(one.owner, size):
+                key = tenants.victim_of(one.owner, self._may_go, now)
+                keys = [] if key is None else [key]
+            else:
+                tenants.asking = one.owner
+                keys = tenants.victims(1, self._may_go, now)
+            if not keys:
+                break
+            gone += self._give_up(keys, now)
+        return gone
+
+    def _may_go(self, key: Key) -> bool:
+        held = self._held[key]
+        if held.pins or held.storing:
+            held.refused = True
+            return False
+        return True
+
+    def _give_up(self, keys: Sequence[Key], now: float) -> list[Gone]:
+        """The policy has chosen them."""
+        if self._filter is not None:
+            self._filter.gave_up(self.policy.worths(keys, now))
+        pop, sizes, freed, kinds = self._held.pop, self._sizes, 0, list[tuple[int, Owner]]()
+        for key in keys:
+            held = pop(key)
+            freed += sizes[held.stored]
+            kinds.append((held.stored, held.owner))
+        self.bytes_used -= freed
+        return in_runs(keys, kinds)
+
+    def _add(self, one: Gone, now: float) -> None:
+        """It is about to be written."""
+        held, groups, owner, fresh = self._held, one.groups, one.owner, list[Key]()
+        for key in one.keys:
+            if (known := held.get(key)) is not None:
+                known.storing |= groups
+            else:
+                held[key] = Held(owner, 0, groups)
+                fresh.append(key)
+        size = self._sizes[groups]
+        if self._tenants is None:
+            self.policy.stored(fresh, now)
+            self.bytes_used += size * len(one.keys)
+            return
+        for key in fresh:
+            self._tenants.put(key, owner, now)
+        for key in one.keys:
+            self._weigh(key, size)
+
+    def _weigh(self, key: Key, change: int) -> None:
+        """A key that the policy knows takes so many bytes more."""
+        self.bytes_used += change
+        if self._tenants is not None:
+            self._tenants.weigh(key, change)
+
+    # What became of it.
+
+    def settle(self, key: Key, group: int, *, stored: bool) -> None:
+        """A write has ended."""
+        held, bit = self._held.get(key), 1 << group
+        if held is None or not held.storing & bit:
+            return
+        held.storing &= ~bit
+        if stored and not held.doomed:
+            held.stored |= bit
+            if not held.refused:
+                return
+        elif held.doomed:
+            self.bytes_used -= self.spec.record_bytes[group]
+        else:
+            self._weigh(key, -self.spec.record_bytes[group])
+        self._tidy(key, held)
+
+    def gone(self, key: Key, group: int) -> None:
+        """A record was not there, or not what it should be."""
+        held, bit = self._held.get(key), 1 << group
+        if held is not None and held.stored & bit:
+            held.stored &= ~bit
+            self._weigh(key, -self.spec.record_bytes[group])
+            self._tidy(key, held)
+
+    def found(self, key: Key, group: int, now: float) -> bool:
+        """A record is there: it was so at the start, or somebody else wrote it. False: there is no room to know of it."""
+        bit, size = 1 << group, self.spec.record_bytes[group]
+        held = self._held.get(key)
+        if held is not None and (held.doomed or (held.stored | held.storing) & bit):
+            return not held.doomed
+        if self.bytes_used + size > self.room_bytes:
+            return False
+        if held is None:
+            held = self._held[key] = Held()
+            self.policy.stored((key,), now)
+        held.stored |= bit
+        self._weigh(key, size)
+        return True
+
+    def pin(self, key: Key) -> None:
+        """Somebody loads its records: they do not go meanwhile."""
+        self._held[key].pins += 1
+
+    def unpin(self, key: Key) -> None:
+        held = self._held.get(key)
+        if held is not None and held.pins:
+            held.pins -= 1
+            self._tidy(key, held)
+
+    def _tidy(self, key: Key, held: Held) -> None:
+        """It may go now, or has nothing left that could."""
+        if held.pins or held.storing:
+            return
+        if held.stored and not held.doomed:
+            if held.refused:
+                held.refused = False
+                self.policy.returned([key])
+            return
+        del self._held[key]
+        if not held.doomed:
+            self.policy.discarded(key)
+
+    def clear(self) -> None:
+        """Everything is removed; what is being stored, as soon as it is."""
+        for key in list(self._held):
+            self.forget(key)
+
+    def forget(self, key: Key) -> int:
+        """It is not found any more; groups whose records are there to be removed."""
+        held = self._held.get(key)
+        if held is None or held.doomed:
+            return 0
+        groups = held.stored
+        self.policy.discarded(key)
+        self.bytes_used -= self.spec.bytes_of(groups)
+        held.stored, held.doomed = 0, True
+        self._tidy(key, held)
+        return groups
+
+    def check(self) -> None:
+        """Its bound, its sums, and that its policy knows what it holds: O(keys). Raises AssertionError."""
+        sizes = [self.spec.bytes_of(held.stored | held.storing) for held in self._held.values()]
+        assert sum(sizes) == self.bytes_used, "bytes are miscounted"
+        assert self.bytes_used <= self.spec.capacity_bytes, "a tier holds more than it may"
+        for held in self._held.values():
+            assert held.pins or held.stored or held.storing, "a key is kept of which there is nothing"
+            assert not held.stored & held.storing, "a record is stored twice"
+            assert not (held.doomed and held.stored), "a record that was removed is still there"
+        self.policy.check(key for key, held in self._held.items() if not held.doomed)
+        assert len(self._touched) <= TOUCHES_KNOWN
