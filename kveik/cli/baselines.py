@@ -50,12 +50,12 @@ def _known(name: str) -> Setting:
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         hint = f" Did you mean {near[0].replace('_', '-')}?" if near else ""
-        raise BadValue(f"--against sets '{name[:50]}', which is no setting of an engine.{hint}", param="against")
+        raise BadValue(f"--against sets '{name[:50]}', which is not a setting of an engine.{hint}", param="against")
     return SETTINGS[name]
 
 
 def _value(setting: Setting, text: str) -> object:
-    """What the text means for this setting."""
+    """The value that the text stands for."""
     text = text.strip()
     with contextlib.suppress(BadValue):
         if text:

@@ -1,4 +1,4 @@
-"""kveik cache: what the cache does, would do, and keeps on a disk."""
+"""kveik cache: replays of traces, and the content of a disk tier."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ NOT_UTF8 = "That line is not UTF-8, so the model was not asked; the conversation
 
 
 def _lines(interactive: bool) -> Iterator[str]:
-    """What the user types, line by line, until the end of input, /exit or Ctrl-C at the prompt."""
+    """The lines that the user types, until the end of input, /exit or Ctrl-C at the prompt."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         # Decoding strictly, one bad byte would take all lines with it that were read along.
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -97,7 +97,7 @@ def _turn(conversation: Conversation, line: str, interactive: bool) -> None:
         if begun:
             sys.stdout.write("\n")
             sys.stdout.flush()
-        # A pipe has nobody who could type /clear.
+        # Through a pipe, /clear cannot be typed in answer to an error.
         if not interactive:
             raise
         say(f"{error.message} That turn is not part of the conversation; /clear starts a new one.")
@@ -124,7 +124,7 @@ def _interrupt_noticed() -> Iterator[Callable[[], bool]]:
 
 
 class Chatting(Protocol):
-    """What a conversation needs of a model: `LLM` has it."""
+    """The part of `LLM` that a conversation needs."""
 
     def tokens_of_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Token ids of the messages, ready for the answer."""

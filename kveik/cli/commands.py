@@ -1,4 +1,4 @@
-"""Table of all commands: options of their own, help, and the module that runs each. Imports nothing that takes long."""
+"""Table of all commands: options of their own, help, and the function that runs each. Imports nothing slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kveik evaluate: what a configuration costs in quality."""
+"""kveik evaluate: the quality of a configuration against a baseline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def evaluate(
 
 
 class EvaluationDisplay:
-    """How far a measurement is, on stderr: a bar in a terminal, a line for every stage elsewhere."""
+    """Progress of a measurement on stderr: a bar in a terminal, a line for every stage elsewhere."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)

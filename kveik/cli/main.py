@@ -31,7 +31,7 @@ kveik COMMAND --help tells more about each."""
 OPTIONS = {"--version": "Print the version and stop.", "--help": "Show this message and exit."}
 
 SPIN_COUNT = "5000"
-"""Rounds of libgomp's waiting loop: as fast as endless spinning on a machine of one's own; 2,000 cost 8 % there."""
+"""Rounds of libgomp's waiting loop: as fast as endless spinning on an otherwise idle machine; 2,000 cost 8 % there."""
 
 
 def run(arguments: Sequence[str]) -> int:

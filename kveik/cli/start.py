@@ -39,7 +39,7 @@ def end_at_once_on_ctrl_c() -> None:
 
 
 def _end(*_: object) -> None:
-    # Nothing is flushed and nobody is told: what has been said so far was flushed where it was said.
+    # Nothing is flushed: every line was flushed where it was printed.
     os._exit(INTERRUPTED)
 
 

@@ -42,7 +42,7 @@ from kveik.offload.carrier import BelowParts, PoolMemory, Transfers
 from kveik.offload.open_tiers import BelowSetting, check_below, open_below
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
-from kveik.text.chat import ChatTemplate, TemplateSources, chat_template_from_folder, chat_template_from_gguf
+from kveik.text.chat_template import ChatTemplate, TemplateSources, chat_template_from_folder, chat_template_from_gguf
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
 from kveik.words import counted

@@ -39,7 +39,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """What a layer needs to know about the step's tokens."""
+    """The step's tokens, as a layer needs them."""
 
     batch: AttentionBatch
     cos: Tensor

@@ -120,7 +120,7 @@ class NativeDecoder:
         return logits
 
     def _group(self, batch: AttentionBatch, storage: Tensor) -> tuple[object, ...]:
-        """As `bindings/forward.cpp` names the parts of a group's step."""
+        """The parts of a group's step, in the order of `bindings/forward.cpp`."""
         size = storage.element_size()
         return (
             self._bytes(storage),

@@ -22,7 +22,7 @@ from kveik.words import counted
 Floats = NDArray[np.float32]
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-"""As native/kernels/rows.h numbers them."""
+"""Numbers of native/kernels/rows.h."""
 
 Packing = Callable[[ModelFile, Sequence[str], Sequence[int], int, Arena], list[PackedWeight]]
 """(file, names, outputs of each, inputs, where they are to lie) -> the parts of one product, rows one after another."""
@@ -53,7 +53,7 @@ def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inp
     """Any weights as int8, with one scale per group of inputs."""
     if inputs % GROUP:
         raise Unsupported(
-            f"The model has products over {counted(inputs, 'input')}, which is no multiple of {GROUP}; the native "
+            f"The model has products over {counted(inputs, 'input')}, which is not a multiple of {GROUP}; the native "
             "kernels need that. Use --quantization bf16."
         )
     weight = torch.empty(sum(outputs), inputs)

@@ -1,4 +1,4 @@
-"""What a decoder is built from, as numbers. Knows nothing of files' bytes or tensors' values.
+"""Sizes and switches of a decoder. Independent of files' bytes and tensors' values.
 
 `spec_config` (Hugging Face) and `spec_gguf` read it from a model's description, and refuse by name what the decoder
 does not have, before any memory is taken.
@@ -65,11 +65,11 @@ class ModelSpec:
     """Queries and keys are normalised, head by head, before they are rotated."""
 
     post_norms: bool = False
-    """What attention and feed-forward return is normalised before it is added to the residual stream."""
+    """The results of attention and feed-forward are normalised before they are added to the residual stream."""
 
     embedding_scale: float | None = None
     attention_scale: float
-    """What the product of query and key is multiplied with."""
+    """Factor of the product of query and key."""
 
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None

@@ -51,7 +51,7 @@ class ModelFile(ABC):
     """GGUF keys, where the model is a GGUF file."""
 
     folder: Path | None = None
-    """Where the model is a folder in Hugging Face layout."""
+    """The model's folder, where it is in Hugging Face layout."""
 
     eos_ids: frozenset[int]
 
@@ -126,7 +126,7 @@ class GgufModel(ModelFile):
         return sum(tensor.size for tensor in self.tensors.values())
 
     def _row_order(self, name: str) -> Tensor | None:
-        """Where each row of the file belongs, where it is not its own place.
+        """The place of each row of the file, where it is not its own.
 
         llama.cpp rotates neighbours (2i, 2i + 1) for the llama architecture, so its converter interleaves the halves.
         """

@@ -18,7 +18,7 @@ from kveik.server.gauges import DoorGauges
 from kveik.server.limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
 from kveik.server.prompts import Model
 from kveik.server.traffic import Traffic
-from kveik.text.chat import ChatTemplate
+from kveik.text.chat_template import ChatTemplate
 from kveik.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")

@@ -158,7 +158,7 @@ def test_bytes_that_are_none_are_a_usage_error_that_shows_how(typed: str, tmp_pa
     assert "is not a number of bytes; write it as" in refusal_of("--max-body-bytes", typed)
     file = tmp_path / "kveik.toml"
     file.write_text(f'max-body-bytes = "{typed}"\n', encoding="utf-8")
-    assert "sets max-body-bytes to a size that is none" in refusal_of("--config", str(file))
+    assert "sets max-body-bytes to a bad size" in refusal_of("--config", str(file))
 
 
 def test_a_negative_number_of_bytes_is_out_of_range() -> None:

@@ -13,7 +13,7 @@ from kveik.engine.llm import LLM
 from kveik.engine.public import public_tokens
 from kveik.errors import BadValue
 from kveik.request.request import SamplingParams
-from kveik.text.chat import ChatTemplate, TemplateSources
+from kveik.text.chat_template import ChatTemplate, TemplateSources
 from kveik.text.tokenizer import tokenizer_from_folder
 from tests.engine.test_build import config
 from tests.engine.tiny import save_tiny_llama

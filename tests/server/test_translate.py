@@ -15,7 +15,7 @@ from kveik.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_TOKEN_IDS, M
 from kveik.server.prompts import Model
 from kveik.server.protocol import ChatBody, CompletionBody
 from kveik.server.translate import Asker, Call, chat_call, completion_call
-from kveik.text.chat import ChatTemplate
+from kveik.text.chat_template import ChatTemplate
 from tests.server.fakes import TEMPLATE, make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kveik.text.chat import ChatTemplate, chat_template_from_gguf, chat_tokens
+from kveik.text.chat_template import ChatTemplate, chat_template_from_gguf, chat_tokens
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer
 from tests.text.vocabularies import CHATML, NASTY, byte_level_metadata, metadata_of, real_tokenizer, sentencepiece_metadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kveik.errors import Unsupported
-from kveik.text.chat import ChatTemplate, chat_tokens
+from kveik.text.chat_template import ChatTemplate, chat_tokens
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_level_metadata, sentencepiece_metadata, sentencepiece_model, tokens_of
@@ -36,7 +36,7 @@ def test_a_run_longer_than_the_longest_piece_is_that_piece_and_the_rest() -> Non
 
 def test_a_run_that_shorter_pieces_do_not_make_is_refused() -> None:
     metadata = sentencepiece_metadata(False, 3)
-    texts, types = tokens_of(metadata), list(metadata["tokenizer.ggml.token_type"])  # type: ignore[call-overload]  # a list
+    texts, types = tokens_of(metadata), types_of(metadata)
     types[texts.index("  ")] = 1
     texts = ["unlikely" if text == "  " else text for text in texts]
     with pytest.raises(Unsupported, match="run of 3 spaces"):
@@ -79,6 +79,11 @@ def test_runs_of_spaces_are_found_inside_messages_too() -> None:
 
 def with_runs_of_spaces() -> Tokenizer:
     metadata = byte_level_metadata()
+    types = [*types_of(metadata), 4, 4]
+    return tokenizer_from_gguf(byte_level_metadata(tokens=[*tokens_of(metadata), "  ", "    "], token_type=types))
+
+
+def types_of(metadata: dict[str, object]) -> list[int]:
     types = metadata["tokenizer.ggml.token_type"]
     assert isinstance(types, list)
-    return tokenizer_from_gguf(byte_level_metadata(tokens=[*tokens_of(metadata), "  ", "    "], token_type=[*types, 4, 4]))
+    return list(types)

@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, through the model's own Jinja template. Knows nothing of HTTP or requests.
+"""Chat messages to a prompt, through the model's own Jinja template. Independent of HTTP and requests.
 
 Templates are foreign code: they run in Jinja's immutable sandbox, with the settings they are written for (those of
 transformers' `apply_chat_template`), and what they write is bounded.
@@ -26,7 +26,7 @@ from kveik.text.messages import normalize_messages
 from kveik.text.tokenizer import Tokenizer, read_json
 
 MAX_RENDERED_CHARACTERS = 32 * 1024 * 1024
-"""What a template may write. Twice the characters of the largest request body."""
+"""Characters that a template may write at most. Twice the characters of the largest request body."""
 
 _MAX_SENTENCE = 300
 _OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
@@ -200,7 +200,7 @@ class ChatTemplate:
         return "".join(written)
 
     def markers(self, tokenizer: Tokenizer) -> tuple[Markers, Markers]:
-        """What the assistant's earlier messages may not write (special tokens), and what nobody else may (tags, too)."""
+        """Markers forbidden in the assistant's earlier messages (special tokens), and in all other text (tags, too)."""
         known = self._markers
         if known is None or known[0] is not tokenizer:
             special = special_markers(tokenizer)
@@ -210,7 +210,7 @@ class ChatTemplate:
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong, without trace, path or input; the template's own sentence where it has one."""
+    """The failure in words, without trace, path or input; the template's own sentence where it has one."""
     if isinstance(error, _Said):
         return str(error)[:_MAX_SENTENCE]
     if isinstance(error, jinja2.UndefinedError | SecurityError):

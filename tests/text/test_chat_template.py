@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kveik.errors import BadValue, ModelBroken, Unsupported
-from kveik.text.chat import (
+from kveik.text.chat_template import (
     MAX_RENDERED_CHARACTERS,
     ChatTemplate,
     TemplateSources,
