@@ -19,9 +19,7 @@ from kveik.cli.setting import Setting, Slice, settings_of
 from kveik.errors import BadValue
 
 CONFIG = Setting(
-    name="config",
-    kind=Path,
-    help="TOML file with settings, named as here without the dashes in front; what is typed goes first.",
+    "config", Path, "TOML file with settings, named as here without the dashes in front; what is typed goes first."
 )
 WIDTH = 110
 """Columns that help fills at most."""
@@ -147,7 +145,7 @@ def _parser(settings: Sequence[Setting]) -> argparse.ArgumentParser:
         elif len(setting.flags) > 1 and setting.kind is bool:
             parser.add_argument(setting.flag, dest=setting.name, action=argparse.BooleanOptionalAction)
         elif setting.kind is bool:
-            parser.add_argument(setting.flag, dest=setting.name, action="store_true", default=None)
+            parser.add_argument(setting.flag, dest=setting.name, action="store_true")
         else:
             parser.add_argument(*setting.flags, dest=setting.name, action="append" if setting.many else "store")
     return parser

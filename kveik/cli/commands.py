@@ -11,10 +11,8 @@ from kveik.cli.prepare import prepare_evaluate, prepare_generate, prepare_serve
 from kveik.cli.setting import Setting
 from kveik.model.catalogue import DEFAULT_MODEL
 
-JSON = Setting(
-    name="as_json", typed=("--json",), kind=bool, default=False, help="Print JSON instead of a table, one object a line."
-)
-FOLDER = Setting(name="path", kind=Path, positional=True, required=True, help="Folder of a stopped server's --kv-disk.")
+JSON = Setting("as_json", bool, "Print JSON instead of a table, one object a line.", typed=("--json",))
+FOLDER = Setting("path", Path, "Folder of a stopped server's --kv-disk.", positional=True, required=True)
 
 COMMANDS: dict[str, Command] = {
     "serve": Command(
@@ -48,7 +46,7 @@ given; --temperature 0 takes the likeliest token each time.
 In the terminal: /clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer.""",
         "kveik.cli.chat:chat",
         slices=(MODEL, CACHE, SCHEDULE, CHAT_STREAM, CHAT_SAMPLING),
-        own=(Setting(name="system", kind=str, help="Told to the model before the conversation."),),
+        own=(Setting("system", str, "Told to the model before the conversation."),),
     ),
     "generate": Command(
         """Complete prompts, many at once, without a server.
@@ -67,19 +65,12 @@ others, and --temperature 0 takes the likeliest token each time.""",
         "kveik.cli.generate:generate",
         slices=(*ENGINE, SAMPLING),
         own=(
-            Setting(name="prompt", typed=("-p", "--prompt"), kind=str, many=True, help="A prompt; may be given several times."),
+            Setting("prompt", str, "A prompt; may be given several times.", typed=("-p", "--prompt"), many=True),
             Setting(
-                name="prompts_file",
-                kind=Path,
-                help="File with a prompt on each line, as JSON where its name ends in .jsonl; - is stdin.",
+                "prompts_file", Path, "File with a prompt on each line, as JSON where its name ends in .jsonl; - is stdin."
             ),
-            Setting(
-                name="chat",
-                kind=bool,
-                default=False,
-                help="Take each prompt as a user's message, in the model's chat template.",
-            ),
-            Setting(name="output", kind=Path, help="Write the lines to this file instead of stdout."),
+            Setting("chat", bool, "Take each prompt as a user's message, in the model's chat template."),
+            Setting("output", Path, "Write the lines to this file instead of stdout."),
         ),
         prepare=prepare_generate,
     ),
@@ -104,11 +95,11 @@ goes on with the part at which it stopped. KVEIK_HOME says where models are kept
         "kveik.cli.models:pull",
         own=(
             Setting(
-                name="model",
-                kind=str,
+                "model",
+                str,
+                "A name from `kveik models`, or a hub id such as org/name.",
                 default=DEFAULT_MODEL,
                 positional=True,
-                help="A name from `kveik models`, or a hub id such as org/name.",
             ),
         ),
     ),
@@ -143,41 +134,32 @@ docs/CACHE.md says how a trace is made of logged prompts. Rates are of CPU time;
         "kveik.cli.cache:replay",
         own=(
             Setting(
-                name="trace",
-                kind=Path,
+                "trace",
+                Path,
+                "JSON lines: timestamp, input_length, output_length, hash_ids; also .gz.",
                 positional=True,
                 required=True,
-                help="JSON lines: timestamp, input_length, output_length, hash_ids; also .gz.",
             ),
             Setting(
-                name="blocks",
-                kind=int,
+                "blocks",
+                int,
+                "Blocks of the trace, 512 tokens each, that stay cached between requests.",
                 required=True,
                 least=1,
-                help="Blocks of the trace, 512 tokens each, that stay cached between requests.",
             ),
             Setting(
-                name="policy",
-                kind=Literal["hazard", "lru", "lru-plain"],
-                default="hazard",
-                help="Order in which cached blocks are evicted.",
+                "policy", Literal["hazard", "lru", "lru-plain"], "Order in which cached blocks are evicted.", default="hazard"
             ),
-            Setting(name="seeds", kind=int, default=3, least=1, help="Runs with different seeds; the mean counts."),
-            Setting(name="inside", kind=bool, default=False, help="Count the running request's blocks among them."),
+            Setting("seeds", int, "Runs with different seeds; the mean counts.", default=3, least=1),
+            Setting("inside", bool, "Count the running request's blocks among them."),
+            Setting("below", int, "Blocks of a store below the pool, of 512 tokens, too; 0: none.", default=0, least=0),
+            Setting("policy_below", Literal["hazard", "lru"], "Order of the store below.", default="hazard"),
             Setting(
-                name="below",
-                kind=int,
-                default=0,
-                least=0,
-                help="Blocks of a store below the pool, of 512 tokens, too; 0: none.",
-            ),
-            Setting(name="policy_below", kind=Literal["hazard", "lru"], default="hazard", help="Order of the store below."),
-            Setting(
-                name="write_factor",
-                kind=float,
+                "write_factor",
+                float,
+                "Worth, against the store's recent victims, that a block needs to be written; 0: any.",
                 default=1.5,
                 least=0.0,
-                help="Worth, against the store's recent victims, that a block needs to be written; 0: any.",
             ),
             JSON,
         ),
@@ -196,7 +178,7 @@ docs/CACHE.md says how a trace is made of logged prompts. Rates are of CPU time;
         "kveik.cli.cache:verify",
         own=(
             FOLDER,
-            Setting(name="forget", kind=bool, default=False, help="Remove records that would not be used."),
+            Setting("forget", bool, "Remove records that would not be used."),
         ),
     ),
     "cache clear": Command(
@@ -221,7 +203,7 @@ figures come on stdout. With smollm2-135m on 2 cores it takes less than a minute
         slices=ENGINE,
         own=(
             JSON,
-            Setting(name="repeats", kind=int, default=3, least=1, help="Runs of each measurement; the median counts."),
+            Setting("repeats", int, "Runs of each measurement; the median counts.", default=3, least=1),
         ),
     ),
     "evaluate": Command(
@@ -244,25 +226,21 @@ another model is the baseline, as long as both cut the text into the same tokens
         slices=ENGINE,
         own=(
             Setting(
-                name="against",
-                kind=str,
+                "against",
+                str,
+                "The baseline: bf16, file, or settings in place of the configuration's, as name=value,...",
                 default="bf16",
-                help="The baseline: bf16, file, or settings in place of the configuration's, as name=value,...",
             ),
             Setting(
-                name="text",
-                kind=str,
+                "text",
+                str,
+                "The text: english (Python's help on its language), code (its standard library), or a file.",
                 default="english",
-                help="The text: english (Python's help on its language), code (its standard library), or a file.",
             ),
-            Setting(name="tokens", kind=int, default=8192, help="Tokens of the text that are read."),
-            Setting(
-                name="context",
-                kind=int,
-                help="Tokens of a window, read from its first on. Default: 2048, or the model's context.",
-            ),
-            Setting(name="prompts", kind=int, default=8, help="Prompts that both answer greedily, 64 tokens each; 0: none."),
-            Setting(name="tolerance", kind=float, default=0.5, help="Percent by which perplexity may rise."),
+            Setting("tokens", int, "Tokens of the text that are read.", default=8192),
+            Setting("context", int, "Tokens of a window, read from its first on. Default: 2048, or the model's context."),
+            Setting("prompts", int, "Prompts that both answer greedily, 64 tokens each; 0: none.", default=8),
+            Setting("tolerance", float, "Percent by which perplexity may rise.", default=0.5),
             JSON,
         ),
         prepare=prepare_evaluate,

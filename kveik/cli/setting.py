@@ -11,7 +11,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -46,7 +46,7 @@ class Slice:
     """The field that is given by its place on the line, without a flag."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """One field, or one option of a single command, seen from outside."""
 
@@ -56,6 +56,7 @@ class Setting:
 
     help: str
     default: object = None
+    _: KW_ONLY
     heading: str = "Options"
     many: bool = False
     """Whether it may be given several times."""
@@ -145,12 +146,12 @@ def _setting(slice_: Slice, source: dataclasses.Field[Any], hint: Any, doc: str)
     default = slice_.defaults.get(source.name, source.default)
     assert default is not dataclasses.MISSING, f"{slice_.type.__name__}.{source.name} needs a default to be a setting"
     return Setting(
-        name=source.name,
+        source.name,
+        get_args(kind)[0] if many else kind,
+        doc,
+        default,
         heading=slice_.heading,
-        kind=get_args(kind)[0] if many else kind,
         many=many,
-        default=default,
-        help=doc,
         positional=source.name == slice_.positional,
     )
 
