@@ -16,12 +16,13 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 MODELS_IN_TESTS := smollm2-135m qwen2.5-coder-0.5b gemma-3-270m
 MODELS_IN_ALL_TESTS := $(MODELS_IN_TESTS) qwen2.5-coder-1.5b
+QUICK := cache request sample schedule text tidy test_config.py test_words.py
 
 ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: help install dev native redis serve chat test test-all check bench bench-peers figures docs clean
+.PHONY: help install dev native redis serve chat quick test test-all check bench bench-peers figures docs clean
 .DELETE_ON_ERROR:
 
 help:            ## this list
@@ -63,6 +64,11 @@ redis:
 		{ test "$$(id -u)" = 0 && command -v apt-get > /dev/null && echo "Installing redis-server, for tests of the remote tier" && \
 		{ apt-get install -y -qq redis-server || { apt-get update -qq && apt-get install -y -qq redis-server; }; } > /dev/null 2>&1; } || \
 		echo "There is no redis-server: tests of the remote tier are skipped" >&2
+
+# One seed of each property, and of the style rules those that need no other tool.
+quick: dev       ## the inner loop, under a minute on 2 cores: units without a model, one seed of each property
+	KVEIK_SEED=0 $(BIN)/pytest $(addprefix tests/,$(QUICK)) -m 'not model and not slow' \
+		-k 'not ruff and not mypy and not import_contracts and not openmp' $(ARGS)
 
 # Models first, so that a slow network is seen as a progress bar and not as a test that ran out of time.
 test: dev redis  ## quick tests, style, types, import contracts: 810 MB of models at first, 10 minutes on 2 cores; ARGS='tests/cli -q': some

@@ -23,7 +23,9 @@ def check_blocks(seq: SequenceBlocks, number: int, group: GroupBlocks, table: ND
         entry = group.index.entry(blocks[place])
         if entry is not None:
             assert entry.parent == seq.chain.parent(place), "a block is found under another prefix"
-            assert entry.tokens == tuple(seq.tokens[place * size : place * size + len(entry.tokens)])
+            assert entry.tokens == tuple(seq.tokens[place * size : place * size + len(entry.tokens)]), (
+                "a block is found by other tokens"
+            )
             assert place * size + len(entry.tokens) <= seq.committed, "a block was registered before it was written"
         if place >= seq.registered:
             assert group.pool.references[blocks[place]] == 1, "a block that is being written is shared"

@@ -16,6 +16,7 @@ from kveik.offload.manager import OffloadManager
 from kveik.offload.transfer import Spill
 from tests.cache.making import compute, leave, serve
 from tests.offload.making import Stores, tier
+from tests.seeds import over_seeds
 
 SIZE = 4
 
@@ -90,7 +91,7 @@ def test_a_new_content_is_written_through_once_and_at_once() -> None:
     assert kv_cache.evictor.take_transfers() == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@over_seeds(5)
 def test_any_order_of_requests_leaves_pool_and_tiers_consistent(seed: int) -> None:
     chance = random.Random(seed)
     kv_cache, below, stores = world(HazardPolicy(SIZE, random.Random(0), samples=4), [14, 12], (None, 9))

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kveik.cache.block_pool import FULL, PARTIAL, UNFINDABLE, BlockPool, LruOrder
+from tests.seeds import over_seeds
 
 
 class SlowPool:
@@ -48,7 +49,7 @@ class SlowPool:
         self.join(block)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@over_seeds(40)
 def test_the_pool_does_what_the_slow_pool_does_and_no_block_is_lost_or_held_twice(seed: int) -> None:
     chance = random.Random(seed)
     size = chance.randrange(1, 12)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import pytest
-
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, MayGo, Retention
@@ -14,6 +12,7 @@ from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
 from tests.cache.making import admit, compute, leave, serve
+from tests.seeds import over_seeds
 
 
 def kv_cache(
@@ -44,7 +43,7 @@ def favour(cache: KVCacheManager, policy: Favouring) -> None:
     policy.favoured.update(cache._groups[0].index.by_key)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@over_seeds(10)
 def test_a_policy_of_least_recent_use_does_what_the_pool_does_by_itself(seed: int) -> None:
     hits = drawn_hits(kv_cache(LruPolicy()), random.Random(seed))
     assert hits == drawn_hits(kv_cache(None), random.Random(seed))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import random
 
-import pytest
-
 from kveik.cache.prefix_cache import PrefixCache, common_prefix
+from tests.seeds import over_seeds
 
 PARENT = b"p" * 32
 
@@ -17,7 +16,7 @@ def slow_longest(known: dict[int, tuple[bytes, tuple[int, ...]]], parent: bytes,
     return max((common_prefix(content, tokens) for above, content in known.values() if above == parent), default=0)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@over_seeds(60)
 def test_the_index_agrees_with_looking_at_every_block(seed: int) -> None:
     chance, index = random.Random(seed), PrefixCache()
     known: dict[int, tuple[bytes, tuple[int, ...]]] = {}

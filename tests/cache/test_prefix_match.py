@@ -11,6 +11,7 @@ from kveik.cache.keys import KeyChain
 from kveik.cache.layout import LayerGroup
 from kveik.cache.prefix_cache import common_prefix
 from kveik.cache.prefix_match import PrefixMatch, longest_match
+from tests.seeds import over_seeds
 
 SIZE = 4
 
@@ -50,7 +51,7 @@ def fill(group: GroupBlocks, tokens: list[int], chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, None), (None, 6), (3,), (1, 9), (None, 2, 30)], ids=str)
-@pytest.mark.parametrize("seed", range(12))
+@over_seeds(12)
 def test_the_longest_hit_is_found_in_every_mixture_of_groups(seed: int, windows: tuple[int | None, ...]) -> None:
     chance = random.Random(seed)
     groups = [GroupBlocks(LayerGroup((0,), 1, 1, window), 60) for window in windows]

@@ -11,6 +11,7 @@ from kveik.cache.keys import KeyChain, KeySpace
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
 from kveik.cache.public_prefixes import PublicPrefixes
+from tests.seeds import over_seeds
 
 SIZE = 4
 SPACE = KeySpace(fingerprint=b"w", kv_dtype="float32", block_size=SIZE, groups=[LayerGroup((0,), 1, 1, None)])
@@ -43,7 +44,7 @@ def test_public_is_what_lies_wholly_inside(prompt: list[int], blocks: int) -> No
     assert PublicPrefixes([DECLARED], SIZE).blocks(prompt) == blocks
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_seeds(20)
 def test_of_several_prefixes_the_one_that_reaches_furthest_counts(seed: int) -> None:
     chance = random.Random(seed)
     prefixes = [[chance.randrange(2) for _ in range(chance.randrange(20))] for _ in range(6)]
@@ -108,7 +109,7 @@ Asked = tuple[bytes, str | None, list[int]]
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 6)])
-@pytest.mark.parametrize("seed", range(12))
+@over_seeds(12)
 def test_no_tenant_finds_more_than_it_wrote_or_the_operator_declared(windows: Sequence[int | None], seed: int) -> None:
     """Three tenants, two salts, two public prefixes, few words so that they often agree; some end in the middle."""
     chance = random.Random(seed)

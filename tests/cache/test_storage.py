@@ -14,6 +14,7 @@ from kveik.cache.layout import BlockCopy, BlockLayout, LayerGroup
 from kveik.cache.storage import BlockStorage
 from kveik.errors import DoesNotFit
 from kveik.kernels.kv_types import FP8_E4M3, FP8_E5M2, INT8, KvType, parts, plain, quantise
+from tests.seeds import over_seeds
 
 GROUPS = (LayerGroup((0, 2), 1, 2, None), LayerGroup((1,), 2, 2, 8))
 
@@ -88,7 +89,7 @@ def test_a_dtype_that_the_plan_did_not_count_with_is_caught() -> None:
         BlockStorage([BlockLayout(GROUPS[0], 4, 1, scale_bytes=2)], [1], torch.int8)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@over_seeds(30)
 def test_a_source_that_is_evicted_and_taken_again_in_the_same_step_is_copied_intact(seed: int) -> None:
     """Many admissions in one step, from a pool so small that they take each other's sources; storage holds the tokens."""
     chance = random.Random(seed)

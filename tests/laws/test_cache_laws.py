@@ -16,6 +16,7 @@ from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup, blocks_at_most
 from tests.schedule.making import desk
+from tests.seeds import over_seeds
 
 CHUNK = 8
 CONTEXT = 40
@@ -128,7 +129,7 @@ LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count
 TestAnyOrderOfMoves = LedgerMachine.TestCase
 
 
-@pytest.mark.parametrize("seed", range(10))
+@over_seeds(10)
 def test_no_block_is_shared_between_tenants_whatever_they_ask(seed: int) -> None:
     """Law 4: two tenants ask the same prompts in turn; a tenant finds only what it asked itself."""
     chance, one = random.Random(seed), desk(400, max_model_len=200)

@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 from kveik.request.sequence import Status
 from tests.schedule.making import Desk, desk
 from tests.schedule.rows import decodes_of, preempted_in
+from tests.seeds import over_seeds
 
 
 def crowd(one: Desk, chance: random.Random, count: int, longest: int) -> None:
@@ -54,7 +55,7 @@ def test_every_decode_gets_its_token_and_no_step_exceeds_its_tokens(
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("seed", range(15))
+@over_seeds(15)
 def test_whoever_is_admitted_finishes_within_bounded_steps_in_the_smallest_pool(seed: int, policy: str) -> None:
     """Law 6: the pool holds one longest sequence and not a block more, and everybody wants to be the longest."""
     chance = random.Random(seed)
@@ -66,7 +67,7 @@ def test_whoever_is_admitted_finishes_within_bounded_steps_in_the_smallest_pool(
     assert not any(plan.empty for plan in plans)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@over_seeds(15)
 def test_prompt_tokens_are_computed_or_found_and_counted_once(seed: int) -> None:
     """Law 10, with preemptions: hits and computed prompt tokens add up at admission."""
     chance = random.Random(seed)

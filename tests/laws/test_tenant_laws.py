@@ -24,6 +24,7 @@ from kveik.request.sequence import Sequence as Choice
 from kveik.schedule.scheduler import Scheduler
 from tests.offload.making import Stores
 from tests.schedule.making import EOS, Desk
+from tests.seeds import over_seeds
 
 SIZE, BLOCKS, CONTEXT, CHUNK = 4, 40, 48, 16
 GRANTS = {b"a": Grant(12), b"b": Grant(8, 14), b"c": Grant(0, 6)}
@@ -103,7 +104,7 @@ class Tenancy:
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
-@pytest.mark.parametrize("seed", range(6))
+@over_seeds(6)
 def test_everybody_finishes_and_nobody_takes_what_is_anothers(
     make: Callable[[], EvictionPolicy], windows: Sequence[int | None], seed: int
 ) -> None:

@@ -10,13 +10,14 @@ import torch
 
 from kveik.errors import Broken
 from kveik.measure.distance import TAIL, Distances, distances
+from tests.seeds import over_seeds
 
 
 def rows(seed: int, scale: float = 3.0, count: int = 6, vocab: int = 5000) -> torch.Tensor:
     return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-@pytest.mark.parametrize("seed", range(5))
+@over_seeds(5)
 def test_every_distance_is_what_its_definition_says(seed: int) -> None:
     baseline, logits = rows(seed), rows(seed) + 0.3 * rows(seed + 100, 1.0)
     targets = torch.arange(6) * 7

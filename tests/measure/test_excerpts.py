@@ -7,9 +7,10 @@ import random
 import pytest
 
 from kveik.measure.excerpts import prompts, windows
+from tests.seeds import over_seeds
 
 
-@pytest.mark.parametrize("seed", range(50))
+@over_seeds(50)
 def test_windows_are_disjoint_in_order_and_hold_what_was_asked_for(seed: int) -> None:
     chance = random.Random(seed)
     text = list(range(1, chance.randrange(3, 400)))

@@ -12,6 +12,7 @@ import torch
 from kveik.measure.distance import distances
 from kveik.measure.evaluation import Divergence, Evaluation, GreedyAgreement, Side, divergence_of, loss_of, shift_of
 from kveik.measure.verdict import quality_sentence, sampling_sentence
+from tests.seeds import over_seeds
 
 SIDE = Side({}, "bfloat16", "bfloat16", "as they are", 1, 1, perplexity=10.0, entropy=2.0, tail=0.01)
 FOUND = Evaluation(
@@ -94,7 +95,7 @@ def test_the_further_it_moved_the_graver_the_words() -> None:
     assert "another model to draw from" in moved(0.2)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@over_seeds(5)
 def test_draws_differ_at_most_as_often_as_the_sentence_says(seed: int) -> None:
     """Pinsker's inequality, and Jensen's over positions, on distributions that were measured."""
     chance = torch.Generator().manual_seed(seed)

@@ -14,6 +14,7 @@ from gguf.quants import dequantize
 
 from kveik.errors import ModelBroken, Unsupported
 from kveik.model.gguf import SUPPORTED, read_header, read_metadata, read_tensor
+from tests.seeds import over_seeds
 
 Kind = GGMLQuantizationType
 
@@ -183,7 +184,7 @@ def test_a_file_cut_off_anywhere_in_its_header_is_refused(tmp_path):
             read_header(tmp_path / "cut.gguf")
 
 
-@pytest.mark.parametrize("seed", range(300))
+@over_seeds(300)
 def test_a_damaged_header_is_refused_or_read_and_never_crashes(tmp_path, seed):
     values = (np.zeros((2, 4), np.float32), None)
     path = written(tmp_path / "m.gguf", {"m": values, "n": values}, **{"a.list": ["x", "yz"], "a.ints": [1, 2], "a.f": 0.5})

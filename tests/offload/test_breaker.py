@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from kveik.offload.breaker import Breaker, BreakerLimits, BreakerState
+from tests.seeds import over_seeds
 
 LIMITS = BreakerLimits(failures=3, seconds=2.0, pause=1.0, pause_most=8.0)
 
@@ -91,7 +90,7 @@ def test_a_check_that_goes_well_closes_it_and_the_pause_goes_on_doubling_until_s
     assert breaker.admits(now + 1.0)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@over_seeds(5)
 def test_asking_changes_nothing_and_it_always_comes_back(seed: int) -> None:
     chance, breaker, now = random.Random(seed), Breaker(LIMITS), 0.0
     for _ in range(300):

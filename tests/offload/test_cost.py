@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kveik.offload.cost import Costs, LoadCost, PrefillCost, Prospect, Rates, best_split, pairs
+from tests.seeds import over_seeds
 
 CHUNK = 512
 MACHINES = {
@@ -41,7 +42,7 @@ def worst_error(cost: PrefillCost, machine: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-@pytest.mark.parametrize("seed", range(4))
+@over_seeds(4)
 def test_prefill_seconds_are_learnt_whatever_the_machine_in_spite_of_outliers(machine: Sequence[float], seed: int) -> None:
     cost = PrefillCost(CHUNK)
     serve(cost, machine, random.Random(seed), 300, outliers=0.03)
@@ -141,7 +142,7 @@ def slow_best(prospect: Prospect, length: int, prefill: PrefillCost, tiers: Sequ
     return min(found)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@over_seeds(30)
 def test_loading_stops_where_trying_every_place_says_so(seed: int) -> None:
     chance = random.Random(seed)
     prefill = PrefillCost(CHUNK, (10 ** chance.uniform(-3, -1), 10 ** chance.uniform(-5, -2), 10 ** chance.uniform(-10, -7)))
@@ -171,7 +172,7 @@ def test_tiers_load_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-@pytest.mark.parametrize("seed", range(3))
+@over_seeds(3)
 def test_decisions_that_were_learnt_cost_little_more_than_the_best_ones(machine: Sequence[float], seed: int) -> None:
     """Tiers about as quick as computing, where a wrong decision is easiest; regret over all of them is below 3%."""
     chance, prefill, now = random.Random(seed), PrefillCost(CHUNK), 0.0

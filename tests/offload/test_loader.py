@@ -15,6 +15,7 @@ from kveik.cache.layout import LayerGroup
 from kveik.offload.manager import OffloadManager
 from kveik.offload.transfer import Delete, Spill
 from tests.offload.making import tier
+from tests.seeds import over_seeds
 
 SIZE, CONTEXT = 4, 32
 
@@ -176,7 +177,7 @@ def test_without_tiers_there_is_nothing_to_find() -> None:
 
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
 @pytest.mark.parametrize("make", [LruPolicy, lambda: HazardPolicy(SIZE, random.Random(0), samples=4)], ids=["lru", "hazard"])
-@pytest.mark.parametrize("seed", range(8))
+@over_seeds(8)
 def test_whatever_is_loaded_lost_or_called_off_contents_are_right(
     make: type[LruPolicy], windows: Sequence[int | None], seed: int
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import threading
 
-import pytest
-
 from kveik.clock import StepClock
 from kveik.offload.counts import Loaded
 from kveik.offload.load_job import Load
@@ -16,6 +14,7 @@ from kveik.offload.stores.record import Miss
 from tests.offload.stores.records import key_of
 from tests.offload.test_mover import BLOCK, FORMATS, World, block_of, blocks_of
 from tests.offload.wrong_stores import Gate, WrongStore
+from tests.seeds import over_seeds
 
 
 def load_of(count: int) -> Load:
@@ -101,7 +100,7 @@ def test_cancelling_in_the_middle_of_a_copy_returns_when_it_is_whole() -> None:
     assert [one.misses for one in told] == [(None, Miss.LATE)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_seeds(20)
 def test_nothing_is_written_after_a_cancel_whenever_it_comes(seed: int) -> None:
     """A seeded order of events: loads begin, stores are asked, time passes and jobs are cancelled between any two records."""
     chance, world = random.Random(seed), World()
@@ -141,5 +140,5 @@ def test_nothing_is_written_after_a_cancel_whenever_it_comes(seed: int) -> None:
         for (number, block), miss in zip(blocks[job], loaded.misses, strict=True):
             assert block == (bytes(BLOCK) if miss is not None else block_of(number))
     for job, (came, contents) in cancelled.items():
-        assert [bytes(block) for _, block in blocks[job]] == contents
+        assert [bytes(block) for _, block in blocks[job]] == contents, "something was written after the cancel"
         assert all(told[job].misses[at] is None for at, (number, _) in enumerate(blocks[job]) if number in came)

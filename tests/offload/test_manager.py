@@ -18,6 +18,7 @@ from kveik.offload.tier_spec import TierSpec, Writes
 from kveik.offload.transfer import Clear, Delete, Fetch, Spill
 from tests.cache.eviction.making import chain, drawn_chain
 from tests.offload.making import Stores, directory, hazard, offer, seen, tier
+from tests.seeds import over_seeds
 
 
 def test_what_one_tier_gives_up_goes_to_the_next_before_it_is_removed() -> None:
@@ -298,7 +299,7 @@ POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("writes", ["filtered", "write-through", "second-touch"])
-@pytest.mark.parametrize("seed", range(6))
+@over_seeds(6)
 def test_the_directory_believes_what_the_stores_have(make: Callable[[], EvictionPolicy], writes: Writes, seed: int) -> None:
     """Any moves, writes that fail, orders that are carried out late; the slow model is the stores themselves."""
     chance, now = random.Random(seed), 0.0

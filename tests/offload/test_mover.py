@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
 import torch
 
 from kveik.clock import StepClock, SystemClock
@@ -18,6 +17,7 @@ from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss, RecordFormat, Refusal
 from tests.offload.stores.records import FINGERPRINT, key_of, payload_of
 from tests.offload.wrong_stores import Gate, WrongStore
+from tests.seeds import over_seeds
 
 BLOCK = 2048
 CODECS: list[Codec] = [Raw(BLOCK), Raw(3 * BLOCK)]
@@ -79,7 +79,7 @@ def test_blocks_come_back_as_they_were_spilled() -> None:
     world = World()
     assert world.spill(1, 2, 3) == [None] * 3
     assert world.spill(1, group=1) == [None]
-    assert world.load(3, 1, 4) == [*blocks_of(3, 1), Miss.ABSENT]
+    assert world.load(3, 1, 4) == [*blocks_of(3, 1), Miss.ABSENT], "a block differs from what was spilled"
     assert world.load(1, group=1) == blocks_of(1, group=1)
 
 
@@ -224,7 +224,7 @@ def raise_on(number: int, *, every: int) -> None:
         raise RuntimeError("a store must not do this")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@over_seeds(3)
 def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) -> None:
     chance, world, told = random.Random(seed), World(pages=40, staging=8 * 6336), Counter[str]()
     store, clock = world.store, world.clock
@@ -256,9 +256,9 @@ def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) 
         for one in world.mover.completions():
             told[type(one).__name__] += 1
     told.update(type(one).__name__ for one in world.run())
-    assert told == {"Spilled": spilled, "Loaded": loads}
+    assert told == {"Spilled": spilled, "Loaded": loads}, "an answer is missing or told twice"
     state = world.mover.state("ram")
-    assert world.mover.room("ram") == 8
+    assert world.mover.room("ram") == 8, "a buffer is lost"
     assert state.loads_waiting == 0
     assert state.counts.errors > 10
     assert state.counts.records_written > 20

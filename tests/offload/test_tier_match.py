@@ -11,6 +11,7 @@ from kveik.cache.eviction.policy import Key
 from kveik.offload.tier import Tier
 from kveik.offload.tier_match import find_below
 from tests.offload.making import SIZE, groups_of, tier
+from tests.seeds import over_seeds
 
 Place = tuple[int, int]
 """Group and block."""
@@ -63,7 +64,7 @@ def test_nothing_below_is_nothing_to_load() -> None:
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 5), (3, None, 9), (6,), (4, 9)])
-@pytest.mark.parametrize("seed", range(25))
+@over_seeds(25)
 def test_every_cut_is_one_by_definition_and_costs_what_it_loads(windows: Sequence[int | None], seed: int) -> None:
     chance, blocks = random.Random(seed), 9
     groups, sizes, keys = groups_of(windows), [1, 10, 100][: len(windows)], keys_of(blocks)

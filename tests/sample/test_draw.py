@@ -4,6 +4,7 @@ import torch
 
 from kveik.sample.draw import Filters, draw
 from kveik.sample.tiles import TiledLogits
+from tests.seeds import over_seeds
 
 LAST = np.nextafter(1.0, 0.0)
 """The largest chance that there is."""
@@ -36,7 +37,7 @@ def test_the_ends_of_the_chance_are_the_ends_of_what_is_kept(filters, first, las
     assert drawn(row, LAST, **filters) == last
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_seeds(20)
 @pytest.mark.parametrize("filters", [{}, {"top_k": 700}, {"min_p": 1e-7}, {"top_p": 0.9999}, {"top_p": 0.9}, {"top_k": 7}])
 def test_no_chance_leads_to_a_token_without_weight(seed, filters):
     row = np.random.default_rng(seed).normal(size=1000) * 4

@@ -26,10 +26,11 @@ def frequencies(row, draws=DRAWS, **sampling):
 def assert_drawn_from(seen, shares):
     """Chi-square with five standard deviations of room; what has no share never comes."""
     shares = np.asarray(shares, dtype=float)
-    assert (seen[shares == 0] == 0).all()
+    assert (seen[shares == 0] == 0).all(), "a token without a share was drawn"
     expected = seen.sum() * shares[shares > 0]
     degrees = len(expected) - 1
-    assert ((seen[shares > 0] - expected) ** 2 / expected).sum() <= degrees + 5 * np.sqrt(2 * degrees)
+    distance = ((seen[shares > 0] - expected) ** 2 / expected).sum()
+    assert distance <= degrees + 5 * np.sqrt(2 * degrees), "the shares are wrong"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,8 @@ def assert_quick_is_slow(rows, sizes, spread, seed):
     choices = choose(Sampler(vocab, real, EOS), torch.from_numpy(values.copy()), sequences)
     for row, (choice, asked) in enumerate(zip(choices, sequences, strict=True)):
         assert not choice.failed
-        assert choice.token in slow.choose(values[row], asked, real, EOS), asked.sampling
+        may_come = slow.choose(values[row], asked, real, EOS)
+        assert choice.token in may_come, f"the slow sampler never chooses this with {asked.sampling}"
 
 
 @settings(max_examples=150, deadline=None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.schedule.running_batch import RunningBatch
+from tests.seeds import over_seeds
 
 
 def sequence(id: int, *, length: int = 4, outputs: int = 1, max_tokens: int = 100, stops: tuple[int, ...] = ()) -> Sequence:
@@ -144,7 +144,7 @@ def test_sampling_columns_follow_their_sequences() -> None:
     assert rows.outputs.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_seeds(20)
 def test_the_columns_agree_with_the_sequences_whatever_happens(seed: int) -> None:
     chance, batch = random.Random(seed), RunningBatch(8)
     slow: list[Sequence] = []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
 from kveik.schedule.policy import Rank
 from kveik.schedule.waiting_queue import WaitingQueue
+from tests.seeds import over_seeds
 
 
 def member(number: int) -> Sequence:
@@ -17,7 +16,7 @@ def member(number: int) -> Sequence:
     return Sequence.start(id=number, request=request, choice=0, seed=0, arrived=0.0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@over_seeds(30)
 def test_the_line_is_always_in_order_whoever_comes_goes_parks_and_wakes(seed: int) -> None:
     chance, line = random.Random(seed), WaitingQueue()
     standing: dict[int, Rank] = {}

@@ -13,6 +13,7 @@ import pytest
 
 from kveik.errors import NonFiniteLogits
 from kveik.text.tokenizer import Tokenizer
+from tests.seeds import over_seeds
 from tests.server.fakes import Running, exactly, make_tokenizer, running
 
 TOKENIZER = make_tokenizer()
@@ -155,7 +156,7 @@ def test_a_choice_ends_the_same_way_whole_and_streamed(path: str, name: str) -> 
     assert (choice["finish_reason"], choice["stop_reason"]) == ending == endings_of(chunks)[0]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@over_seeds(6)
 def test_streamed_text_joined_is_the_text_of_the_whole(seed: int) -> None:
     chance = random.Random(seed)
     pieces = [*ids("é\U0001f336Hello world the DEFGHI 42"), END, TURN, 0, 255]

@@ -11,6 +11,7 @@ import pytest
 from kveik.text.detokenize import Detokenizer, Piece
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer
+from tests.seeds import over_seeds
 from tests.text.vocabularies import (
     NASTY,
     byte_ids,
@@ -176,7 +177,7 @@ def test_an_output_that_is_empty_after_an_unfinished_prompt_is_empty(make: Calla
     assert detokenizer.finish() == ""
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_seeds(20)
 @SMALL
 def test_prompt_and_output_together_are_the_text_of_both(make: Callable[[], Tokenizer], seed: int) -> None:
     """Cut valid text anywhere, inside characters too: what comes before the cut plus the streamed rest is the whole."""

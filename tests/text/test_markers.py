@@ -15,12 +15,13 @@ from kveik.text.markers import Markers, unused_character
 from kveik.text.messages import ToolArguments
 from kveik.text.token_bytes import BYTE_LEVEL
 from kveik.text.tokenizer import Tokenizer
+from tests.seeds import over_seeds
 from tests.text.vocabularies import byte_level_core, byte_level_tokenizer
 
 DOT = "\u00b7"
 
 
-@pytest.mark.parametrize("seed", range(300))
+@over_seeds(300)
 def test_no_marker_survives_in_any_text_and_removing_the_sentinel_restores_it(seed: int) -> None:
     chance = random.Random(seed)
     texts = {"".join(chance.choices("ab<>", k=chance.randint(2, 5))) for _ in range(4)}

@@ -8,10 +8,11 @@ import pytest
 from transformers.tokenization_utils_base import generate_merges
 
 from kveik.text.spm_merges import merges_from_scores
+from tests.seeds import over_seeds
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("seed", range(50))
+@over_seeds(50)
 def test_merges_and_their_order_equal_those_of_transformers(seed: int, ties: bool) -> None:
     chance = random.Random(seed)
     texts = ["a", "b", "c", *sorted({"".join(chance.choices("abc", k=chance.randint(2, 6))) for _ in range(60)})]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-import pytest
-
 from kveik.text.stops import Match, StopFinder
+from tests.seeds import over_seeds
 
 
 def first_end(text: str, stops: list[str]) -> tuple[int, str] | None:
@@ -25,7 +24,7 @@ def pending_of(text: str, stops: list[str]) -> int:
     return max(lengths, default=0)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@over_seeds(200)
 def test_matches_and_what_is_pending_equal_the_slow_model_whatever_the_pieces(seed: int) -> None:
     chance = random.Random(seed)
     stops = ["".join(chance.choices("abc", k=chance.randint(1, 5))) for _ in range(chance.randint(1, 5))]

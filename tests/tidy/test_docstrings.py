@@ -9,9 +9,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
-from tests.tidy.sources import PACKAGE, Function, name_of, tree_of
+from tests.tidy.sources import PACKAGE, Function, assert_none, place_of, tree_of
 
 OBVIOUS_LINES = 12
 """A method this short may be told by its name."""
@@ -33,28 +31,34 @@ PUBLIC_CLASSES = [class_ for path in PACKAGE for class_ in classes_of(path)]
 DOCUMENTED = {method.name for class_ in PUBLIC_CLASSES for method in public(class_.body) if ast.get_docstring(method)}
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
-def test_every_module_says_what_it_holds(path: Path) -> None:
-    assert ast.get_docstring(tree_of(path))
+def test_every_module_says_what_it_holds() -> None:
+    assert_none(place_of(path, tree_of(path)) for path in PACKAGE if not ast.get_docstring(tree_of(path)))
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
-def test_every_public_function_has_a_docstring(path: Path) -> None:
-    assert [node.name for node in public(tree_of(path).body) if not ast.get_docstring(node)] == []
+def test_every_public_function_has_a_docstring() -> None:
+    assert_none(
+        f"{place_of(path, node)}: {node.name}"
+        for path in PACKAGE
+        for node in public(tree_of(path).body)
+        if not ast.get_docstring(node)
+    )
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
-def test_every_public_class_has_a_docstring(path: Path) -> None:
-    assert [node.name for node in classes_of(path) if not ast.get_docstring(node) and not plain_shape(node)] == []
+def test_every_public_class_has_a_docstring() -> None:
+    assert_none(
+        f"{place_of(path, node)}: {node.name}"
+        for path in PACKAGE
+        for node in classes_of(path)
+        if not ast.get_docstring(node) and not plain_shape(node)
+    )
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
-def test_every_long_public_method_has_a_docstring(path: Path) -> None:
-    bare = [
-        f"{class_.name}.{method.name}"
+def test_every_long_public_method_has_a_docstring() -> None:
+    assert_none(
+        f"{place_of(path, method)}: {class_.name}.{method.name}"
+        for path in PACKAGE
         for class_ in classes_of(path)
         for method in public(class_.body)
         if not ast.get_docstring(method) and method.name not in DOCUMENTED
         if (method.end_lineno or 0) - method.lineno + 1 > OBVIOUS_LINES
-    ]
-    assert bare == []
+    )

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.tidy.sources import ROOT, name_of
+from tests.tidy.sources import ROOT, assert_none, name_of, text_of
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -32,14 +30,17 @@ def test_the_tree_of_the_architecture_page_is_the_tree() -> None:
     assert done.returncode == 0, "run: make docs"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_files_that_pages_name_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+def missing_from(page: Path) -> list[str]:
+    text = text_of(page)
     folders = "|".join(sorted(path.name for path in (ROOT / "kveik").iterdir() if path.is_dir() and path.name != "__pycache__"))
     named = set(re.findall(rf"`((?:kveik/)?(?:{folders})/[\w/]+\.\w+)`", text))
     missing = [name for name in named if not (ROOT / "kveik" / name.removeprefix("kveik/")).exists()]
     linked = [link for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text) if not (page.parent / link).exists()]
-    assert missing + linked == []
+    return [f"{name_of(page)}: {name}" for name in missing + linked]
+
+
+def test_files_that_pages_name_exist() -> None:
+    assert_none(name for page in PAGES for name in missing_from(page))
 
 
 def test_the_licence_is_the_one_that_the_package_names() -> None:

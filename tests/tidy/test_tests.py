@@ -6,9 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.tidy.sources import PACKAGE, ROOT, TESTS, Function, functions_in, name_of, tree_of
+from tests.tidy.sources import PACKAGE, ROOT, TESTS, Function, assert_none, functions_of, name_of, place_of, text_of
 
 TEST_FILES = [path for path in TESTS if path.name.startswith("test_")]
 JUDGES = re.compile(r"^(assert|check|expect|raises|fail|warns)")
@@ -18,7 +16,7 @@ SENTENCE_WORDS = 4
 
 
 def promises_in(path: Path) -> list[Function]:
-    return [function for function in functions_in(tree_of(path)) if function.name.startswith("test_")]
+    return [function for function in functions_of(path) if function.name.startswith("test_")]
 
 
 def called_names(node: ast.AST) -> set[str]:
@@ -35,33 +33,38 @@ def can_fail(function: Function, judging: set[str]) -> bool:
 # Functions beside the tests that judge on their behalf; two rounds, since one may call the next.
 JUDGING: set[str] = set()
 for _ in range(2):
-    beside = [function for path in TESTS for function in functions_in(tree_of(path)) if not function.name.startswith("test_")]
+    beside = [function for path in TESTS for function in functions_of(path) if not function.name.startswith("test_")]
     JUDGING |= {function.name for function in beside if can_fail(function, JUDGING)}
 
 
-@pytest.mark.parametrize("path", TEST_FILES, ids=name_of)
-def test_every_test_can_fail(path: Path) -> None:
-    assert [test.name for test in promises_in(path) if not can_fail(test, JUDGING)] == []
+def test_every_test_can_fail() -> None:
+    assert_none(
+        f"{place_of(path, test)}: {test.name}"
+        for path in TEST_FILES
+        for test in promises_in(path)
+        if not can_fail(test, JUDGING)
+    )
 
 
-@pytest.mark.parametrize("path", TEST_FILES, ids=name_of)
-def test_every_test_file_has_tests(path: Path) -> None:
-    machines = "TestCase" in path.read_text(encoding="utf-8")
-    assert promises_in(path) or machines
+def test_every_test_file_has_tests() -> None:
+    assert_none(name_of(path) for path in TEST_FILES if not promises_in(path) and "TestCase" not in text_of(path))
 
 
-@pytest.mark.parametrize("path", TEST_FILES, ids=name_of)
-def test_names_of_tests_are_sentences(path: Path) -> None:
-    short = [test.name for test in promises_in(path) if test.name.count("_") < SENTENCE_WORDS - 1]
-    assert short == []
+def test_names_of_tests_are_sentences() -> None:
+    assert_none(
+        f"{place_of(path, test)}: {test.name}"
+        for path in TEST_FILES
+        for test in promises_in(path)
+        if test.name.count("_") < SENTENCE_WORDS - 1
+    )
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in TESTS}), ids=name_of)
-def test_every_folder_of_tests_is_a_package(folder: Path) -> None:
-    assert (folder / "__init__.py").exists()
+def test_every_folder_of_tests_is_a_package() -> None:
+    folders = sorted({path.parent for path in TESTS})
+    assert_none(name_of(folder) for folder in folders if not (folder / "__init__.py").exists())
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE} - {ROOT / "kveik"}), ids=name_of)
-def test_every_folder_of_the_package_has_tests(folder: Path) -> None:
-    mirror = ROOT / "tests" / folder.relative_to(ROOT / "kveik")
-    assert list(mirror.glob("test_*.py"))
+def test_every_folder_of_the_package_has_tests() -> None:
+    folders = sorted({path.parent for path in PACKAGE} - {ROOT / "kveik"})
+    mirrors = [ROOT / "tests" / folder.relative_to(ROOT / "kveik") for folder in folders]
+    assert_none(name_of(mirror) for mirror in mirrors if not list(mirror.glob("test_*.py")))

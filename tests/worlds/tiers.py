@@ -119,7 +119,7 @@ class SimulatedTiers:
         else:
             assert order.block is not None
             content = list(self.executor.slots[order.group][order.block])
-            assert None not in content
+            assert None not in content, "a block is spilled before it was written"
             assert RUBBISH not in content, "a block is spilled before it has arrived"
         stored = content is not None and self.chance.random() >= self.failing
         if stored and content is not None:

@@ -268,7 +268,9 @@ class Run:
         assert rows == list(range(len(ids))), "the block tables' first rows are not the plan's"
         # Law 5: every running decode has its token, ahead of all prefill.
         preempted = set(preempted_in(plan))
-        assert {row.sequence_id for row in decodes_of(plan)} - set(plan.admitted) == decoding - preempted
+        assert {row.sequence_id for row in decodes_of(plan)} - set(plan.admitted) == decoding - preempted, (
+            "a running decode gets no token"
+        )
         for row in behind_of(plan):
             assert row.count <= (limits.long_prefill_token_threshold or row.count)
         self._check_reasons(plan)
@@ -318,7 +320,7 @@ class Run:
         if not self.world.caching:
             assert all(usage.cached == 0 for usage in self.kv_cache.usage), "a private block outlived its request"
         hits = sum(one.cached_tokens for one in self.everybody if one.cached_tokens is not None)
-        assert self.scheduler.prefix_hits == hits
+        assert self.scheduler.prefix_hits == hits, "hits are not counted once a sequence"
         admitted = [one for one in self.everybody if one.cached_tokens is not None]
         assert self.scheduler.prefix_queries == sum(one.prompt_length for one in admitted)
         for one in self.everybody:

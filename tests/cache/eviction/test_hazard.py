@@ -10,13 +10,14 @@ from kveik.cache.eviction import hazard
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.policy import Key
 from tests.cache.eviction.making import always, chain, drawn_chain, victim, visit
+from tests.seeds import over_seeds
 
 
 def policy(samples: int = 64) -> HazardPolicy:
     return HazardPolicy(512, random.Random(0), samples)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@over_seeds(10)
 def test_the_victim_is_the_end_of_the_leaf_worth_least_and_of_equals_the_oldest(seed: int) -> None:
     """With more samples than leaves, against a search through everything that is stored."""
     chance, one, now = random.Random(seed), policy(1000), 0.0

@@ -13,6 +13,7 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key
 from kveik.cache.eviction.priority import PriorityPolicy
 from tests.cache.eviction.making import always, chain, drawn_chain, victim, visit
+from tests.seeds import over_seeds
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": LruPolicy,
@@ -70,9 +71,10 @@ class Store:
         self.keys.remove(key)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_ends_go_first_and_what_is_held_never_goes(policy: EvictionPolicy, seed: int) -> None:
-    chance = random.Random(seed)
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+@over_seeds(8)
+def test_ends_go_first_and_what_is_held_never_goes(make: Callable[[], EvictionPolicy], seed: int) -> None:
+    chance, policy = random.Random(seed), make()
     store = Store(policy, chance)
     for _ in range(300):
         store.now += chance.expovariate(0.1)
@@ -95,9 +97,10 @@ def test_ends_go_first_and_what_is_held_never_goes(policy: EvictionPolicy, seed:
     policy.check(())
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_tier_that_stores_and_loses_any_records_is_followed(policy: EvictionPolicy, seed: int) -> None:
-    chance, keys, now = random.Random(seed), set[Key](), 0.0
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+@over_seeds(6)
+def test_a_tier_that_stores_and_loses_any_records_is_followed(make: Callable[[], EvictionPolicy], seed: int) -> None:
+    chance, policy, keys, now = random.Random(seed), make(), set[Key](), 0.0
     for _ in range(300):
         now += chance.expovariate(0.1)
         match chance.randrange(4):

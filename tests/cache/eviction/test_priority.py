@@ -12,6 +12,7 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
 from tests.cache.eviction.making import always, chain, drawn_chain, victim
+from tests.seeds import over_seeds
 
 INNER: dict[str, Callable[[], EvictionPolicy]] = {"lru": LruPolicy, "hazard": lambda: HazardPolicy(512, random.Random(0))}
 
@@ -93,9 +94,10 @@ def test_what_is_held_is_not_given_up_at_any_level(policy: PriorityPolicy) -> No
     assert victim(policy, lambda key: key == b"\x01", 1.0) == b"\x01"
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_nothing_that_may_go_is_withheld_and_beginnings_outlive_ends(policy: PriorityPolicy, seed: int) -> None:
-    chance, now, stored = random.Random(seed), 0.0, set[Key]()
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+@over_seeds(8)
+def test_nothing_that_may_go_is_withheld_and_beginnings_outlive_ends(make: Callable[[], EvictionPolicy], seed: int) -> None:
+    chance, policy, now, stored = random.Random(seed), PriorityPolicy(make(), records=20), 0.0, set[Key]()
     for _ in range(200):
         now += chance.expovariate(0.1)
         keys = drawn_chain(chance)

@@ -8,6 +8,7 @@ import pytest
 
 from kveik.cache.eviction.segments import Segment, SegmentTree
 from tests.cache.eviction.making import chain, drawn_chain
+from tests.seeds import over_seeds
 
 
 def learn(tree: SegmentTree, keys: list[bytes]) -> list[Segment]:
@@ -24,7 +25,7 @@ def learn(tree: SegmentTree, keys: list[bytes]) -> list[Segment]:
     return tree.path(last)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@over_seeds(10)
 def test_the_tree_knows_the_chains_it_was_given_and_their_records(seed: int) -> None:
     chance, tree = random.Random(seed), SegmentTree()
     known, stored = set[bytes](), set[bytes]()

@@ -13,6 +13,7 @@ from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, V
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from tests.cache.eviction.making import always, chain, drawn_chain, victim
+from tests.seeds import over_seeds
 
 GRANTS = {b"a": Grant(6), b"b": Grant(4, 8), b"c": Grant(0, 5)}
 TENANTS = (b"a", b"b", b"c", b"d", b"")
@@ -92,7 +93,7 @@ class Shared:
 
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
-@pytest.mark.parametrize("seed", range(10))
+@over_seeds(10)
 def test_reservations_and_maxima_hold_whoever_comes(make: Callable[[], EvictionPolicy], seed: int) -> None:
     chance = random.Random(seed)
     policy = TenantPolicy(GRANTS, make)

@@ -19,6 +19,7 @@ from kveik.offload.stores.disk_left import store_at
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
 from tests.offload.stores.records import FORMATS, format_of, key_of, pairs, payloads, read
+from tests.seeds import over_seeds
 
 MIB = 1 << 20
 
@@ -35,9 +36,13 @@ def clock() -> StepClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: StepClock) -> Iterator[DiskStore]:
-    store = DiskStore(tmp_path / "kv", FORMATS, 4 * MIB, clock)
+    store = opened_in(tmp_path, clock)
     yield store
     store.close()
+
+
+def opened_in(folder: Path, clock: StepClock) -> DiskStore:
+    return DiskStore(folder / "kv", FORMATS, 4 * MIB, clock)
 
 
 def again(store: DiskStore, clock: StepClock, capacity: int = 4 * MIB) -> DiskStore:
@@ -61,9 +66,9 @@ def test_what_was_stored_is_there_after_a_restart(store: DiskStore, clock: StepC
     opened.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_usage_is_what_a_scan_finds_after_every_step_and_within_the_bound(tmp_path: Path, clock: StepClock, seed: int) -> None:
-    chance, model = random.Random(seed), dict[RecordKey, int]()
+@over_seeds(4)
+def test_usage_is_what_a_scan_finds_after_every_step_and_within_the_bound(tmp_path: Path, seed: int) -> None:
+    chance, clock, model = random.Random(seed), StepClock(), dict[RecordKey, int]()
     store = DiskStore(tmp_path, FORMATS, MIB, clock)
     for _ in range(150):
         group, what = chance.randrange(3), chance.random()
@@ -127,10 +132,10 @@ def test_an_index_is_written_anew_before_it_outgrows_its_bound(store: DiskStore,
     opened.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_an_index_overwritten_under_a_running_store_raises_nothing_then_or_later(
-    store: DiskStore, clock: StepClock, seed: int
-) -> None:
+@over_seeds(8)
+def test_an_index_overwritten_under_a_running_store_raises_nothing_then_or_later(tmp_path: Path, seed: int) -> None:
+    clock = StepClock()
+    store = opened_in(tmp_path, clock)
     store.put_many(pairs(range(100)))
     file, chance = store._plan.folder / "index", random.Random(seed)
     with file.open("r+b") as opened:
@@ -219,8 +224,10 @@ def test_an_index_cut_short_is_left_and_begun_anew(store: DiskStore, clock: Step
     opened.close()
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_an_index_with_flipped_bits_opens_and_serves_nothing_wrong(store: DiskStore, clock: StepClock, seed: int) -> None:
+@over_seeds(25)
+def test_an_index_with_flipped_bits_opens_and_serves_nothing_wrong(tmp_path: Path, seed: int) -> None:
+    clock = StepClock()
+    store = opened_in(tmp_path, clock)
     for start in range(0, 200, 20):
         store.put_many(pairs(range(start, start + 20)))
     store.delete_many([key_of(number) for number in range(0, 200, 3)])

@@ -19,6 +19,7 @@ from kveik.offload.stores.disk_index import DiskIndex
 from kveik.offload.stores.record import Miss, RecordKey
 from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
 from tests.offload.stores.test_disk import scanned
+from tests.seeds import over_seeds
 
 NUMBERS = 150
 BOUNDS = (600_000, 1_000_000, 3_000_000)
@@ -188,7 +189,7 @@ def live(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -
         world.recover()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@over_seeds(8)
 def test_only_what_was_stored_and_not_forgotten_is_found(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     live(tmp_path, seed, 40, monkeypatch)
 

@@ -13,6 +13,7 @@ from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
 from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read, record_of
+from tests.seeds import over_seeds
 
 PAGE = 4096
 
@@ -21,7 +22,7 @@ def store_of(pages: int, clock: StepClock | None = None) -> RamStore:
     return RamStore(FORMATS, pages * PAGE, clock or StepClock())
 
 
-@pytest.mark.parametrize("seed", range(10))
+@over_seeds(10)
 def test_it_holds_what_a_dictionary_would(seed: int) -> None:
     chance, store, model = random.Random(seed), store_of(25), dict[RecordKey, int]()
     for _ in range(300):

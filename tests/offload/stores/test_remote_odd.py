@@ -18,6 +18,7 @@ from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
 from tests.offload.stores.redis_server import Server, running
 from tests.offload.test_mover import CODECS
 from tests.offload.test_mover import FORMATS as MOVED
+from tests.seeds import over_seeds
 
 REPLIES = {
     "no length": b"$abc\r\n",
@@ -180,7 +181,7 @@ def test_what_a_read_does_not_find_stops_to_count_at_once() -> None:
         store.close()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_seeds(20)
 def test_books_of_what_was_written_agree_with_a_list(seed: int) -> None:
     chance, now, books = random.Random(seed), 0.0, Written(50.0)
     model: dict[RecordKey, tuple[float, int]] = {}

@@ -9,6 +9,7 @@ import pytest
 from kveik.offload.stores.record import RecordKey
 from kveik.offload.stores.slots import PAGE_BYTES, Place, Slots, slot_bytes
 from tests.offload.stores.records import key_of
+from tests.seeds import over_seeds
 
 SIZES = [PAGE_BYTES, 3 * PAGE_BYTES]
 
@@ -20,7 +21,7 @@ def put(slots: Slots, key: RecordKey) -> Place | None:
     return place
 
 
-@pytest.mark.parametrize("seed", range(10))
+@over_seeds(10)
 def test_no_slot_is_lost_or_held_twice(seed: int) -> None:
     chance, slots, pinned = random.Random(seed), Slots(SIZES, 20 * PAGE_BYTES, lambda *_: chance.random() < 0.9), list[Place]()
     for _ in range(500):
