@@ -208,7 +208,12 @@ def _news(sequences: Items[Sequence], outcome: StepOutcome, settled: Settled) ->
     tokens = outcome.tokens.tolist()
     news: list[TokenEvent | None]
     if len(tokens) == len(sequences) and not outcome.failed and (settled.kept == 1).all():
-        news = [TokenEvent(sequence.choice, (token,)) for sequence, token in zip(sequences, tokens, strict=True)]
+        # Positional and by the tuple's own constructor, since there may be a thousand of them.
+        new = tuple.__new__
+        news = [
+            new(TokenEvent, (sequence.choice, (token,), (), None, None, None))
+            for sequence, token in zip(sequences, tokens, strict=True)
+        ]
     else:
         starts, kept = outcome.offsets.tolist(), settled.kept.tolist()
         news = [

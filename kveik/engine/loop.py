@@ -246,17 +246,17 @@ class EngineLoop:
                 stream.put_admission(cached)
         for part in report.prompt_logprobs:
             self._streams[part.sequence_id][0].put_prompt_logprobs(part.start, part.entries)
-        for sequence, event in report.events:
-            entry = self._streams.get(sequence.id)
-            if entry is None:
-                continue  # The news before it have ended the stream, and all its sequences.
-            stream, _ = entry
-            self._woken.add(stream)
-            fits = stream.put(event)
-            if event.finish_reason is not None:
-                self._forget(sequence.id)
-            elif not fits:
+        streams, woken = self._streams, self._woken
+        for sequence, event in zip(report.sequences, report.news, strict=True):
+            # Without an entry, the news before it have ended the stream, and all its sequences.
+            if event is None or (entry := streams.get(sequence.id)) is None:
+                continue
+            stream = entry[0]
+            woken.add(stream)
+            if not stream.put(event):
                 self._overrun(stream)
+            elif event.finish_reason is not None:
+                self._forget(sequence.id)
 
     def _overrun(self, stream: RequestStream) -> None:
         self._engine.recorder.overrun(stream.request)

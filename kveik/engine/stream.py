@@ -233,7 +233,7 @@ class RequestStream:
         self._events.append(event)
         # Each side counts what it alone does, so that neither has to wait for the other.
         self._put_tokens += len(event.tokens)
-        return event.finish_reason is not None or self._put_tokens - self._read_tokens <= self._buffer_tokens
+        return self._put_tokens - self._read_tokens <= self._buffer_tokens or event.finish_reason is not None
 
     def put_admission(self, cached_tokens: int) -> None:
         self._text.cached_tokens = cached_tokens

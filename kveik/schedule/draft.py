@@ -41,10 +41,10 @@ class Draft:
         single = self._batch.single().tolist()
         return [one for one, alone in zip(self._batch.sequences, single, strict=True) if one is not None and alone]
 
-    def starved(self) -> list[NotScheduled]:
-        """Running sequences that are behind and compute nothing."""
-        behind = [one for one in self._batch.behind() if one not in self._counts]
-        return [NotScheduled(one.id, one.request.id, Cause.BUDGET, one.pending, self.budget) for one in behind]
+    def starved(self, behind: list[Sequence]) -> list[NotScheduled]:
+        """Those of `behind` that still run and compute nothing."""
+        starved = [one for one in behind if one.row is not None and one not in self._counts]
+        return [NotScheduled(one.id, one.request.id, Cause.BUDGET, one.pending, self.budget) for one in starved]
 
     def is_preempted(self, sequence: Sequence) -> bool:
         """Whether it was preempted in this step."""
@@ -69,19 +69,14 @@ class Draft:
     ) -> StepPlan:
         """The decision, final. Rows are arranged so that those with one token come first."""
         batch = self._batch
-        counts = batch.single().astype(np.int64)
-        for sequence, count in self._counts.items():
-            counts[sequence.row] = count
-        for sequence, guesses in self._guesses.items():
-            counts[sequence.row] = 1 + len(guesses)
-        for one, other in batch.arrange(counts):
-            kv_cache.exchange_rows(one, other)
-        rows = int(np.count_nonzero(counts))
-        counts = counts[:rows]
+        counts = self._arranged(kv_cache)
+        rows = len(counts)
         starts = batch.computed[:rows].copy()
-        logits = (starts + counts >= batch.lengths[:rows]).astype(np.int64)
-        for sequence, guesses in self._guesses.items():
-            logits[sequence.row] = 1 + len(guesses)
+        logits = (starts + counts >= batch.lengths[:rows]).astype(np.int64) if self._counts else counts
+        if self._guesses:
+            logits = logits.copy()
+            for sequence, guesses in self._guesses.items():
+                logits[sequence.row] = 1 + len(guesses)
         return StepPlan(
             request_ids=batch.request_ids(rows),
             sequence_ids=batch.sequence_ids(rows),
@@ -100,8 +95,24 @@ class Draft:
             ended=ended,
         )
 
+    def _arranged(self, kv_cache: KVCacheManager) -> Ints:
+        """[rows of the step]: tokens of each, once the rows are in the plan's order."""
+        batch = self._batch
+        if not self._counts and not self._guesses and batch.dense:
+            return np.ones(len(batch), dtype=np.int64)  # Nothing but decodes, which stand in order already.
+        counts = batch.single().astype(np.int64)
+        for sequence, count in self._counts.items():
+            counts[sequence.row] = count
+        for sequence, guesses in self._guesses.items():
+            counts[sequence.row] = 1 + len(guesses)
+        for one, other in batch.arrange(counts):
+            kv_cache.exchange_rows(one, other)
+        return counts[: int(np.count_nonzero(counts))]
+
     def _token_ids(self, counts: Ints) -> Ints:
         batch = self._batch
+        if not self._counts and not self._guesses:
+            return batch.newest(len(counts))
         alone = int(np.count_nonzero(counts == 1))
         parts = [batch.newest(alone)]
         for sequence in self._counts:

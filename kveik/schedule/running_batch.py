@@ -156,11 +156,22 @@ class RunningBatch:
 
     # Questions.
 
+    @property
+    def dense(self) -> bool:
+        """Whether every row has a sequence with nothing to compute but its newest output token."""
+        if self._gaps:
+            return False
+        size = len(self.sequences)
+        lengths = self.lengths[:size]
+        return bool((lengths - self.computed[:size] == 1).all() and (lengths > self._prompts[:size]).all())
+
     def behind(self) -> list[Sequence]:
         """Sequences with more to compute than their newest output token, in order of admission."""
         size = len(self.sequences)
         outputs = self.lengths[:size] - self._prompts[:size]
         rows = np.flatnonzero((self.lengths[:size] - self.computed[:size] > 1) | (outputs == 0))
+        if not len(rows):
+            return []
         rows = rows[np.argsort(self._admissions[rows], kind="stable")]
         return [sequence for row in rows.tolist() if (sequence := self.sequences[row]) is not None]
 
@@ -254,12 +265,15 @@ class RunningBatch:
         self._append(tokens, offsets, given)
         some = given > 0
         self.lengths[:count] += given
-        self._pending[:count][some] = tokens[offsets[1:][some] - 1]
-        live = some.copy()
-        live[[row for row in self._gaps if row < count]] = False
-        gaps = (now - self._lasts[:count][live]) / given[live]
+        if len(tokens) == count and some.all():
+            self._pending[:count] = tokens
+        else:
+            self._pending[:count][some] = tokens[offsets[1:][some] - 1]
+        if self._gaps:
+            given = given.copy()
+            given[[row for row in self._gaps if row < count]] = 0
+        every: NDArray[np.float64] = np.repeat((now - self._lasts[:count]) / np.maximum(given, 1), given)
         self._lasts[:count][some] = now
-        every: NDArray[np.float64] = np.repeat(gaps, given[live])
         seconds: list[float] = every[~np.isnan(every)].tolist()
         return seconds
 

@@ -178,7 +178,7 @@ class Scheduler:
             if not draft.short and not draft.admitted:
                 self._admit(draft, now)
         self._guess(draft)
-        plan = draft.plan(self.kv_cache, ended, *self._explanations.of(self._queue, draft.budget, draft.starved()))
+        plan = draft.plan(self.kv_cache, ended, *self._explanations.of(self._queue, draft.budget, draft.starved(behind)))
         assert not plan.empty or not self._alive or self.below.loading, "sequences are alive and none of them makes progress"
         return plan
 
