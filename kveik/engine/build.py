@@ -43,7 +43,7 @@ from kveik.offload.loads import Loads
 from kveik.offload.open_tiers import BelowSetting, check_below, open_below
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
-from kveik.text.chat import ChatTemplate, chat_template_from_folder, chat_template_from_gguf
+from kveik.text.chat_template import ChatTemplate, TemplateSources, chat_template_from_folder, chat_template_from_gguf
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
 from kveik.words import counted
@@ -156,13 +156,13 @@ def set_threads(threads: int) -> None:
 def open_text(config: EngineConfig, file: ModelFile) -> tuple[Tokenizer, ChatTemplate | None]:
     """The tokenizer, and the chat template where there is one: the configured file's, else the model's own."""
     if file.folder is not None:
-        tokenizer, source = tokenizer_from_folder(file.folder), chat_template_from_folder(file.folder)
+        tokenizer, sources = tokenizer_from_folder(file.folder), chat_template_from_folder(file.folder)
     else:
         assert file.metadata is not None
-        tokenizer, source = tokenizer_from_gguf(file.metadata), chat_template_from_gguf(file.metadata)
+        tokenizer, sources = tokenizer_from_gguf(file.metadata), chat_template_from_gguf(file.metadata)
     if config.model.chat_template is not None:
-        source = _read_template(Path(config.model.chat_template))
-    return tokenizer, None if source is None else ChatTemplate.for_tokenizer(source, tokenizer)
+        sources = TemplateSources(_read_template(Path(config.model.chat_template)))
+    return tokenizer, None if sources is None else ChatTemplate.for_tokenizer(sources, tokenizer)
 
 
 def _read_template(path: Path) -> str:

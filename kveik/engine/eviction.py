@@ -20,6 +20,7 @@ from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from kveik.cache.evictor import Evictor
 from kveik.config import CacheConfig
+from kveik.errors import BadValue
 from kveik.model.catalogue import home_folder
 from kveik.offload.loads import Loads
 
@@ -105,11 +106,33 @@ class LearntFile:
             logger.warning("What was learnt cannot be kept in %s: %s", self.path, error)
 
 
-def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path:
-    """The file that is configured, else one per model in the user's cache folder."""
+def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path | None:
+    """The file that is configured, else one per model in the user's cache folder; None where the user has no such folder."""
     if config.eviction_file is not None:
         return Path(config.eviction_file)
-    return home_folder() / "eviction" / f"{fingerprint.hex()[:16]}.npz"
+    try:
+        return home_folder() / "eviction" / f"{fingerprint.hex()[:16]}.npz"
+    except BadValue:
+        return None
+
+
+def can_keep(path: Path | None) -> bool:
+    """Whether a file can be written there; where it cannot, one warning, so that nobody learns of it at the end."""
+    reason = "the user has no home folder"
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if os.access(path.parent, os.W_OK):
+                return True
+            reason = f"{path.parent} cannot be written"
+        except OSError as error:
+            reason = f"{path.parent} cannot be made ({error.strerror})"
+    logger.warning(
+        "Nothing that eviction learns is kept over a restart: %s. Set KVEIK_HOME to a folder that can be written, or give "
+        "--eviction-file.",
+        reason,
+    )
+    return False
 
 
 def costs_path(path: Path) -> Path:

@@ -17,7 +17,8 @@ from kveik.errors import BadValue, DoesNotFit
 from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
 from kveik.machine.allocator import resident_bytes
 from kveik.machine.limits import ThreadPlan, bf16_support, cpu_threads, memory_available
-from kveik.model.spec import ModelSpec, tensor_shapes
+from kveik.model.spec import ModelSpec
+from kveik.model.tensors import tensor_shapes
 from kveik.offload.staging import STAGING_BYTES
 from kveik.words import counted
 

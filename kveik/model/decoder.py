@@ -1,4 +1,4 @@
-"""A model in memory that computes: what the engine asks of it, and which way of computing it gets."""
+"""Decoder protocol: the engine's view of a model in memory, and the choice of its way of computing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Decoder(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of hidden states, and of keys and values unless the storage says otherwise."""
+        """The type of hidden states, and of keys and values unless the storage says otherwise."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Decoder(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """What keys and values depend on beside weights and tokens: bfloat16, float32, w8a8 or w4a8."""
+        """The arithmetic that keys and values depend on, beside weights and tokens: bfloat16, float32, w8a8 or w4a8."""
         ...
 
     @property
@@ -99,6 +99,6 @@ def _int8(file: ModelFile, dtype: torch.dtype) -> Decoder:
 
 
 def _kinds(packed: Sequence[PackedWeight]) -> str:
-    """How native weights are kept and multiplied."""
+    """The layout of native weights and their arithmetic, in words."""
     kinds = ", ".join(sorted({part.format for part in packed}))
     return f"weights in blocks ({kinds}) times int8 activations, native kernels for {native.isa()}"

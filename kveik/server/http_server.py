@@ -9,61 +9,39 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
 from kveik.config import ServerConfig
-from kveik.errors import Unreachable
 from kveik.server.http_protocol import HttpProtocol
 from kveik.server.openapi import App
+from kveik.server.sockets import BACKLOG, listen
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
 from kveik.words import counted
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
 FAREWELL_SECONDS = 5
 """How long aborted calls have for their last words before their connections are cut."""
 
 _POLL_SECONDS = 0.02
 
 
-def serve(app: App, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+def serve(
+    app: App, config: ServerConfig, on_ready: Callable[[str], None], sockets: Sequence[socket.socket] | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal aborts what still runs.
 
-    `on_ready` gets the address once connections are taken. Blocks; call it in the main thread, where signals arrive.
+    `on_ready` gets the address once connections are answered. `sockets`: taken before, else the configuration's are
+    taken now. Blocks; call it in the main thread, where signals arrive.
 
     Raises:
         Unreachable: the port cannot be had.
     """
     _allow_many_connections()
-    HttpServer(app, config, on_ready).run()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the system choose.
-
-    Raises:
-        Unreachable: the address does not exist, or the port is taken or not allowed.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise Unreachable(f"The host {host} cannot be resolved; give an address of this machine with --host.") from error
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise Unreachable(
-            f"Port {port} on {host} cannot be listened on ({error.strerror}); choose another with --port."
-        ) from error
-    sock.setblocking(False)
-    return sock
+    HttpServer(app, config, on_ready, sockets).run()
 
 
 def _allow_many_connections() -> None:
@@ -77,8 +55,11 @@ def _allow_many_connections() -> None:
 class HttpServer:
     """One server and its stop. `run` blocks; `stop` may come from any thread, any number of times."""
 
-    def __init__(self, app: App, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, app: App, config: ServerConfig, on_ready: Callable[[str], None], sockets: Sequence[socket.socket] | None = None
+    ) -> None:
         self._app = app
+        self._sockets = sockets
         self._config = config
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,10 +74,12 @@ class HttpServer:
         Raises:
             Unreachable: the port cannot be had.
         """
-        sock = listen(self._config.host, self._config.port)
+        sockets = self._sockets or listen(self._config.host, self._config.port)
         self._uvicorn = server = _Uvicorn(_uvicorn_config(self._app, self._config))
-        with contextlib.closing(sock), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(self._main(server, sock))
+        with contextlib.ExitStack() as closing, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            for sock in sockets:
+                closing.enter_context(sock)
+            runner.run(self._main(server, sockets))
 
     @property
     def connections(self) -> int:
@@ -116,15 +99,15 @@ class HttpServer:
         if self._stops > 1:
             self._hurry.set()
 
-    async def _main(self, server: uvicorn.Server, sock: socket.socket) -> None:
+    async def _main(self, server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
         self._loop = asyncio.get_running_loop()
         with _signals(self._loop, self._on_stop):
-            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            serving = asyncio.create_task(server.serve(sockets=list(sockets)))
             # Should it ever end by itself, we must not wait for a signal.
             serving.add_done_callback(lambda _: self._stop.set())
             while not server.started and not serving.done():
                 await asyncio.sleep(_POLL_SECONDS)
-            self._on_ready(_url(self._config.host, sock))
+            self._on_ready(_url(self._config.host, sockets[0]))
             await self._stop.wait()
             await self._drain()
             server.should_exit = True

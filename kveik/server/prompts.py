@@ -9,7 +9,7 @@ from typing import Any
 from kveik.errors import BadValue, PromptTooLong, Unsupported
 from kveik.server.call_limits import MAX_PROMPTS
 from kveik.server.protocol import ChatBody, TokenizeBody
-from kveik.text.chat import ChatTemplate, chat_tokens
+from kveik.text.chat_template import ChatTemplate, chat_tokens
 from kveik.text.detokenize import Detokenizer
 from kveik.text.tokenizer import Tokenizer
 from kveik.words import counted

@@ -20,7 +20,7 @@ from kveik.server.call_limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
 from kveik.server.prompts import Model
 from kveik.server.request_fields import UnknownNames
 from kveik.server.traffic import DoorGauges, Traffic
-from kveik.text.chat import ChatTemplate
+from kveik.text.chat_template import ChatTemplate
 from kveik.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")

@@ -21,7 +21,7 @@ from kveik.request.sequence import FinishReason
 from kveik.server.app import create_app
 from kveik.server.http_server import HttpServer
 from kveik.server.state import ServerState
-from kveik.text.chat import ChatTemplate
+from kveik.text.chat_template import ChatTemplate
 from kveik.text.token_bytes import spelling_of_decoder
 from kveik.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from kveik.server.prompts import Model
 from kveik.server.protocol import ChatBody, CompletionBody
 from kveik.server.request_fields import ACCEPTED, MAX_NAMES_LOGGED, RENAMED, UNSUPPORTED, UnknownNames
 from kveik.server.translate import Asker, Call, chat_call, completion_call
-from kveik.text.chat import ChatTemplate
+from kveik.text.chat_template import ChatTemplate
 from tests.server.fakes import TEMPLATE, make_tokenizer
 
 TOKENIZER = make_tokenizer()
