@@ -141,10 +141,9 @@ class Evictor:
                 self.policy.discarded(key)
 
     def reset(self) -> None:
-        """Remove the content of all blocks that nobody holds."""
+        """Remove all content."""
         for number, group in enumerate(self._groups):
-            references = group.pool.references
-            self.remove(number, [block for block in group.index.blocks() if references[block] == 0])
+            self.remove(number, group.index.blocks())
 
     # Questions of tenants and learning.
 

@@ -305,7 +305,8 @@ class KVCacheManager:
         self._tables.give_back_row(seq.row, len(seq.blocks[0]))
         self._by_row[seq.row] = None
         self._holders -= 1
-        seq.kept = max(seq.kept, seq.registered)
+        seq.kept = 0 if seq.private else max(seq.kept, seq.registered)
+        seq.private = False
         seq.row, seq.matched, seq.committed, seq.registered = None, 0, 0, 0
         seq.blocks = [[] for _ in self._groups]
         seq.firsts = [0] * len(self._groups)
@@ -332,7 +333,11 @@ class KVCacheManager:
                 self.evictor.remove(number, group.index.children(parent))
 
     def reset(self) -> None:
-        """Remove the content of all blocks that nobody holds."""
+        """Remove all content. Running sequences go on with their own blocks, and nothing that they fill is found later."""
+        for seq in self._seqs.values():
+            if seq.held:
+                seq.private = True
+                self._claims.drop(seq.sequence_id)
         self.evictor.reset()
 
     def check(self) -> None:
@@ -376,7 +381,7 @@ class KVCacheManager:
 
     def _register_whole(self, seq: SequenceBlocks) -> None:
         size, first, whole = self.block_size, seq.registered, seq.committed // self.block_size
-        if whole <= first:
+        if whole <= first or seq.private:
             return
         chain, tokens = seq.chain, seq.tokens
         keys = chain.extend(tokens, whole)
@@ -394,6 +399,8 @@ class KVCacheManager:
         seq.registered = whole
 
     def _register_tail(self, seq: SequenceBlocks) -> None:
+        if seq.private:
+            return
         whole = seq.committed // self.block_size
         content = tuple(seq.tokens[whole * self.block_size : seq.committed])
         if not content:

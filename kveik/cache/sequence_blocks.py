@@ -61,6 +61,9 @@ class SequenceBlocks:
     came: float | None = None
     """When it was first admitted, in seconds."""
 
+    private: bool = False
+    """Whether what it fills is not to be found: the cache was reset while it ran."""
+
     kept: int = 0
     """Whole blocks that it ever left findable when it gave its blocks back; some may have gone since."""
 

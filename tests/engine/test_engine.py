@@ -8,7 +8,16 @@ import pytest
 
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
-from kveik.observe.events import FirstToken, Preempted, RequestAdmitted, RequestArrived, RequestFinished, Stepped
+from kveik.observe.events import (
+    FirstToken,
+    Preempted,
+    PromptComputed,
+    RequestAdmitted,
+    RequestArrived,
+    RequestFinished,
+    RequestWaits,
+    Stepped,
+)
 from kveik.schedule.plan import StepPlan
 from tests.engine.fakes import FakeEngine, counting, request
 from tests.schedule.rows import behind_of
@@ -61,7 +70,7 @@ def test_an_unseeded_request_gets_a_seed_that_the_engines_seed_decides() -> None
 
 def test_a_request_that_cannot_fit_is_refused_with_its_numbers_and_nothing_is_queued() -> None:
     fake = FakeEngine(max_model_len=64)
-    with pytest.raises(PromptTooLong, match=r"64 tokens.*60 prompt tokens and max_tokens 8"):
+    with pytest.raises(PromptTooLong, match=r"64 tokens.*60 in the prompt, 8 in the completion"):
         fake.engine.add(request(range(60), max_tokens=8))
     assert not fake.engine.has_work
 
@@ -171,3 +180,32 @@ def test_times_are_those_of_the_engines_clock() -> None:
     # 40 tokens in chunks of 32: the first token comes with the second step, at 10 ms each.
     assert [event.seconds for event in fake.of_kind(FirstToken)] == [pytest.approx(0.02)]  # type: ignore[attr-defined]  # of that kind
     assert [gap for event in fake.of_kind(Stepped) for gap in event.gaps] == [pytest.approx(0.01)] * 2  # type: ignore[attr-defined]  # of that kind
+
+
+def test_of_a_prompt_that_is_given_up_only_what_steps_computed_counts_as_computed() -> None:
+    fake = FakeEngine()
+    for steps in (1, 3):
+        (sequence,) = fake.engine.add(request(range(200), max_tokens=4))
+        for _ in range(steps):
+            fake.engine.step()
+        fake.engine.abort(sequence)
+    fake.engine.add(request(range(200), max_tokens=4))
+    run(fake)
+    told = [event for event in fake.events if isinstance(event, PromptComputed)]
+    admitted = [event for event in fake.events if isinstance(event, RequestAdmitted)]
+    assert [(one.computed_tokens, one.unreached_tokens) for one in told] == [(32, 168), (96, 72), (72, 0)]
+    assert [one.cached_tokens for one in admitted] == [0, 32, 128]
+    for one, other in zip(told, admitted, strict=True):
+        assert one.request_id == other.request_id
+        assert one.computed_tokens + one.unreached_tokens + other.cached_tokens == other.prompt_tokens
+
+
+def test_a_request_that_waits_says_why_once() -> None:
+    fake = FakeEngine(limits=ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=64, prefill_chunk_size=32))
+    fake.engine.add(request(range(20), max_tokens=8))
+    (second,) = fake.engine.add(request(range(100, 120), max_tokens=2))
+    waiting = fake.scheduler.sequence(second)
+    assert waiting is not None
+    run(fake)
+    told = [event for event in fake.events if isinstance(event, RequestWaits)]
+    assert [(one.request_id, one.cause) for one in told] == [(waiting.request.id, "rows")]

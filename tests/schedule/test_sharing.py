@@ -65,3 +65,19 @@ def test_log_probabilities_of_a_prompt_are_computed_and_not_found() -> None:
     one.finish()
     assert [choice.cached_tokens for choice in asking] == [0, 39]
     assert one.computed[asking[0].id] == 40 + 3
+
+
+def test_after_a_reset_nothing_from_before_it_is_found_not_even_what_a_running_request_fills_later() -> None:
+    one = desk(blocks=200, max_model_len=400, prefill_chunk_size=64)
+    prompt = list(range(100, 260))
+    first = one.ask(prompt, 40)
+    one.steps(2)
+    one.scheduler.kv_cache.reset()
+    one.scheduler.check()
+    second = one.ask(prompt, 4)
+    one.finish()
+    assert second.cached_tokens == 0
+    assert first.output_count == 40, "the running request went on with its own blocks"
+    third = one.ask(prompt, 4)
+    one.finish()
+    assert third.cached_tokens == len(prompt) - 1, "what came after the reset is found"
