@@ -21,13 +21,10 @@ from kveik.clock import SystemClock
 from kveik.measure.trace_replay import ReplayFigures, ReplaySetting, read_trace
 from kveik.measure.trace_replay import replay as replay_once
 from kveik.offload.stores.disk import DiskStore
-from kveik.offload.stores.disk_clear import clear_folder
-from kveik.offload.stores.disk_left import check_left, is_cleared, store_at
+from kveik.offload.stores.disk_folder import KV_FOLDER
+from kveik.offload.stores.disk_offline import clear_folder, is_empty, store_at
 from kveik.offload.stores.store import verify as verify_store
 from kveik.words import counted
-
-OTHERS_NAMED = 5
-"""Files of others that are named when a folder is cleared."""
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH)
 
@@ -119,18 +116,18 @@ def _folder(text: str) -> Path:
     if not text:
         raise typer.BadParameter("it is empty; it must be a folder.")
     try:
-        return Path(text).expanduser()
+        return Path(text).expanduser() / KV_FOLDER
     except RuntimeError as error:
         raise typer.BadParameter(f"{text}: there is no such user.") from error
 
 
-PathOfStore = Annotated[Path, typer.Argument(parser=_folder, metavar="PATH", help="Folder of a stopped server's --kv-disk.")]
+PathOfStore = Annotated[Path, typer.Argument(parser=_folder, metavar="PATH", help="The --kv-disk of a stopped server.")]
 
 
 @app.command(name="ls", cls=Command, context_settings=WIDTH)
 def list_(path: PathOfStore) -> None:
     """Tell what a --kv-disk folder holds, by layer group. Its server must be stopped."""
-    if _is_cleared(path):
+    if is_empty(path):
         typer.echo("0 records")
         return
     with _store(path, read_only=True) as store:
@@ -148,7 +145,7 @@ def verify(
     forget: Annotated[bool, typer.Option("--forget", help="Remove records that would not be used.")] = False,
 ) -> None:
     """Read and check every record of a --kv-disk folder; ends with code 1 where one would not be used."""
-    if _is_cleared(path):
+    if is_empty(path):
         typer.echo("0 records")
         return
     with _store(path, read_only=not forget) as store:
@@ -166,7 +163,7 @@ def verify(
 
 @app.command(cls=Command, context_settings=WIDTH)
 def clear(path: PathOfStore) -> None:
-    """Remove all that servers of any version have written to a --kv-disk folder, damaged or not, and nothing else.
+    """Remove everything from the folder kveik-kv in a --kv-disk folder, damaged or not.
 
     Its server must be stopped; a running one has POST /cache/reset.
     """
@@ -175,14 +172,6 @@ def clear(path: PathOfStore) -> None:
         typer.echo(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
     else:
         typer.echo(f"{counted(cleared.records, 'record', ',')} removed, {counted(cleared.bytes, 'byte', ',')} freed")
-    if cleared.others:
-        names = ", ".join(cleared.others[:OTHERS_NAMED]) + (", …" if len(cleared.others) > OTHERS_NAMED else "")
-        say(f"not kveik's, so left: {names}")
-
-
-def _is_cleared(folder: Path) -> bool:
-    check_left(folder)
-    return is_cleared(folder)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from kveik.offload.cost import Costs, LoadCost, PrefillCost
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore, disk_extent
-from kveik.offload.stores.disk_check import check_folder
+from kveik.offload.stores.disk_folder import KV_FOLDER, check_folder
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
 from kveik.offload.stores.ram import RamStore, ram_extent
 from kveik.offload.stores.record import Encoding, RecordFormat
@@ -103,7 +103,7 @@ def check_below(config: CacheConfig, *, only_look: bool = False) -> None:
     if config.kv_remote:
         check_address(config.kv_remote)
     if config.kv_disk:
-        check_folder(_folder(config.kv_disk), only_look=only_look)
+        check_folder(_folder(config.kv_disk) / KV_FOLDER, only_look=only_look)
 
 
 def _folder(text: str) -> Path:
@@ -185,7 +185,7 @@ def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> MovedTier:
         assert config.kv_disk is not None
         folder = _folder(config.kv_disk)
         place = f"--kv-disk {folder.absolute()}"
-        store = DiskStore(folder, plan.formats, plan.extent.capacity_bytes, clock)
+        store = DiskStore(folder / KV_FOLDER, plan.formats, plan.extent.capacity_bytes, clock)
     else:
         assert config.kv_remote is not None
         limits = RemoteLimits(capacity_bytes=plan.extent.capacity_bytes)

@@ -29,7 +29,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def on_the_disk(folder: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in folder.iterdir())
+    return sum(file.stat().st_blocks * 512 for file in (folder / "kveik-kv").iterdir())
 
 
 def check_left(folder: Path, capacity_bytes: int) -> None:
@@ -49,9 +49,9 @@ def kill_again_and_again(known: Known, folder: Path, policy: str, seeds: range) 
             assert verdict.failure is None, f"seed {seed}: {verdict.failure}"
             verdicts.append(verdict)
         # One that was killed at once has begun nothing.
-        if (folder / "index").exists():
+        if (folder / "kveik-kv" / "index").exists():
             check_left(folder, CAPACITY)
-        assert not (folder / "index.damaged").exists()
+        assert not (folder / "kveik-kv" / "index.damaged").exists()
     return verdicts
 
 

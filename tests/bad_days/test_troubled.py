@@ -68,7 +68,7 @@ def impatient(llm: LLM, tier: str) -> None:
 
 
 def record_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("records-*"))
+    return sorted((folder / "kveik-kv").glob("records-*"))
 
 
 def flip_a_bit(file: Path, chance: random.Random) -> None:

@@ -57,7 +57,7 @@ def test_what_is_told_at_the_end_is_what_the_next_start_finds_and_says(model: st
     kept = closed(llm, 30.0)
     assert kept.written == kept.records - before > 0
     assert (kept.tier, kept.missing, kept.late_seconds) == ("disk", 0, None)
-    assert kept.bytes == sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir())
+    assert kept.bytes == sum(file.stat().st_blocks * 512 for file in (tmp_path / "kveik-kv").iterdir())
     records, line = found(model, tmp_path)
     assert records == kept.records
     assert line.endswith(f"; {records:,} records ({amount(kept.bytes)}) found there")
@@ -136,7 +136,7 @@ def test_what_was_reset_while_the_folder_was_in_trouble_is_not_found_after_a_res
     llm = with_disk_alone()
     engine, (disk,) = llm.loaded.engine, transfers(llm).parts.stores
     answers(llm, prompts()[:3])
-    index = tmp_path / "disk" / "index"
+    index = tmp_path / "disk" / "kveik-kv" / "index"
     index.rename(tmp_path / "away")
     answers(llm, prompts()[3:4])
     (tmp_path / "away").rename(index)

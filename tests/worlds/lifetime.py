@@ -207,7 +207,7 @@ class Lifetime:
         return Measure(
             rss_bytes=psutil.Process().memory_info().rss,
             disk_bytes=sum(allocated(path) for path in self.folder.rglob("*") if path.is_file()),
-            index_bytes=allocated(self.folder / "index"),
+            index_bytes=allocated(self.folder / "kveik-kv" / "index"),
             objects=reachable([self.engine, self.metrics]),
             series=self.metrics.exposition().count(b"\n"),
             segments=sum(one._tree.count for one in policies),

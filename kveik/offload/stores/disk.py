@@ -15,23 +15,17 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kveik.clock import Clock
-from kveik.errors import DoesNotFit, Unreachable
+from kveik.errors import Unreachable
 from kveik.offload.exclusive import Alone
-from kveik.offload.stores.disk_check import DISK_FULL, FULL, in_words
-from kveik.offload.stores.disk_folder import FolderPlan, OpenFolder
-from kveik.offload.stores.disk_formats import described
-from kveik.offload.stores.disk_index import IndexBroken, index_bytes
-from kveik.offload.stores.disk_owed import Owed
-from kveik.offload.stores.disk_owner import INDEX, check_owner
-from kveik.offload.stores.disk_room import DiskRoom
+from kveik.offload.stores.disk_files import DISK_FULL, FULL, INDEX, in_words
+from kveik.offload.stores.disk_folder import OpenFolder, plan_folder
+from kveik.offload.stores.disk_index import IndexBroken, PendingDeletions
 from kveik.offload.stores.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
-from kveik.offload.stores.slots import PAGE_BYTES, Place, slot_bytes
+from kveik.offload.stores.slots import Place
 from kveik.offload.stores.store import Direct, Extent, Use
-from kveik.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +36,50 @@ PAUSE_SECONDS, PAUSE_SECONDS_MOST = 1.0, 300.0
 
 
 def disk_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
-    """Of a `DiskStore`, wherever it is. Raises DoesNotFit."""
-    plan = _plan(Path(), formats, capacity_bytes)
+    """Sizes of a `DiskStore`, wherever it is. Raises DoesNotFit."""
+    plan = plan_folder(Path(), formats, capacity_bytes)
     return Extent(capacity_bytes, plan.slots_bytes, plan.sizes)
 
 
+class DiskBound:
+    """Bytes that slots may take: the bound that was set, or the space that a full disk had, until it has more. Pure."""
+
+    def __init__(self, most: int, least: int) -> None:
+        """`most`: the bound that was set; `least`: for one record of every group."""
+        self.bytes = self._most = most
+        self._least = least
+        self._pause = PAUSE_SECONDS
+        self._narrowed = self._again = float("-inf")
+        self._believed = False
+        """The file system has said that there is more, and no write has shown otherwise yet."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is less than was set."""
+        return self.bytes < self._most
+
+    def may_ask(self, now: float) -> bool:
+        """Whether it is time to ask what is free."""
+        return self.is_narrow and now >= self._again
+
+    def narrow(self, found: int, now: float) -> None:
+        """The disk was full, and this is what it had."""
+        if now - self._narrowed > 4 * self._pause:
+            self._pause = PAUSE_SECONDS
+        elif self._believed:
+            self._pause = min(2 * self._pause, PAUSE_SECONDS_MOST)
+        self._believed, self._narrowed, self._again = False, now, now + self._pause
+        self.bytes = max(min(self.bytes, found), self._least)
+
+    def widen(self, said: int, now: float) -> None:
+        """The file system says that there is this much."""
+        found = min(max(said, self.bytes), self._most)
+        self._believed |= found > self.bytes
+        self.bytes, self._again = found, now + self._pause
+
+
 class DiskStore:
-    """A `Store` in a folder."""
+    """A `Store` in a folder of its own."""
 
     name = "disk"
 
@@ -62,17 +93,17 @@ class DiskStore:
         read_only: bool = False,
         index_bytes: int = 0,
     ) -> None:
-        """`formats`: per group; `index_bytes`: that an index may have at least, though the bound be small.
+        """`formats`: per group; `index_bytes`: least bound on the index, for a bound that is small.
 
-        Raises DoesNotFit, or Unreachable where another engine or other files have the folder; what else is wrong is `trouble`.
+        Raises DoesNotFit, or Unreachable where another engine has the folder; anything else that is wrong is `trouble`.
         """
         self.capacity_bytes = capacity_bytes
+        self.folder = folder
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self.trouble: str | None = None
         self._clock = clock
-        plan = _plan(folder, formats, capacity_bytes)
-        self._plan = replace(plan, read_only=read_only, index_bytes=max(plan.index_bytes, index_bytes))
-        check_owner(folder, len(plan.sizes))
+        plan = plan_folder(folder, formats, capacity_bytes, read_only=read_only, index_bytes_least=index_bytes)
+        self._plan = plan
         self._folder: OpenFolder | None = None
         self._reading = threading.Lock()
         """Held while files are read, and while they are closed."""
@@ -80,12 +111,12 @@ class DiskStore:
         """Around all that changes books and index: two threads would write into one another's slots."""
 
         self._buffers: list[bytearray] = []
-        self._owed = Owed()
+        self._pending = PendingDeletions()
         self._left_records: int | None = None
         """In the books when the folder was left; None: it has not been entered yet."""
 
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
-        self._room = DiskRoom(plan.slots_bytes, sum(plan.sizes))
+        self._room = DiskBound(plan.slots_bytes, sum(plan.sizes))
         self._bytes_used = 0
         with self._changing():
             self._enter(first=True)
@@ -122,16 +153,16 @@ class DiskStore:
             return [Refusal.REFUSED] * len(records)
         places = [self._write(folder, key, record) for key, record in records]
         written = [(key, place) for (key, _), place in zip(records, places, strict=True) if isinstance(place, Place)]
-        known = self._tell(folder, written)
+        recorded = self._record(folder, written)
         for key, place in written:
-            if known:
+            if recorded:
                 folder.slots.show(key, place)
             else:
                 folder.slots.put_back(place)
-        if not known:
+        if not recorded:
             # The index may name them all the same.
-            self._owed.add(key for key, _ in written)
-        return [place if isinstance(place, Refusal) else None if known else Refusal.FAILED for place in places]
+            self._pending.add(key for key, _ in written)
+        return [place if isinstance(place, Refusal) else None if recorded else Refusal.FAILED for place in places]
 
     def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
         buffer = self._buffers.pop() if self._buffers else bytearray(max(self._plan.sizes))
@@ -149,13 +180,13 @@ class DiskStore:
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         with self._changing():
             # Also those that the books do not have: an index that was damaged may name them again.
-            self._owed.add(keys)
+            self._pending.add(keys)
             if (folder := self._folder) is not None:
                 for key in keys:
                     # Gone from the books at once. Until the index knows, it names a slot that may hold another: a miss.
                     folder.slots.forget(key)
             if (folder := self._ready()) is not None:
-                self._tell(folder, [])
+                self._record(folder, [])
 
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         return iter([] if self._folder is None else self._folder.slots.items())
@@ -165,38 +196,38 @@ class DiskStore:
             if (folder := self._ready()) is not None:
                 with self._watched():
                     folder.give_back(self._plan)
-                    self._owed.settle()
+                    self._pending.settle()
                     self._went_well(folder)
 
     def clear(self) -> None:
         with self._changing():
-            self._owed.add_everything(self.records if self._folder is not None else self._left_records)
+            self._pending.add_everything(self.records if self._folder is not None else self._left_records)
             if self._folder is not None:
                 self._folder.slots.clear()
             if (folder := self._ready()) is not None:
-                self._tell(folder, [])
+                self._record(folder, [])
 
     def close(self) -> None:
         with self._alone:
-            if self._owed and not self._plan.read_only:
+            if self._pending and not self._plan.read_only:
                 self._settle_at_last()
             self._leave()
 
     def _settle_at_last(self) -> None:
         """Whatever the trouble, what was to be forgotten is tried once more; what comes back is told."""
         self._again = self._clock.now()
-        if not (self._plan.folder / INDEX).exists() and self._plan.folder.is_dir():
+        if not (self.folder / INDEX).exists() and self.folder.is_dir():
             # So nothing comes back.
             return
-        if self._plan.folder.is_dir() and (folder := self._ready()) is not None:
-            self._tell(folder, [])
-        if self._owed:
-            records = self._owed.records
+        if self.folder.is_dir() and (folder := self._ready()) is not None:
+            self._record(folder, [])
+        if self._pending:
+            records = self._pending.records
             log.warning(
                 "%s records of %s were to be forgotten and may be there still, because it cannot be written (%s): the next "
                 "start would find them. `kveik cache clear` removes them.",
                 "All" if records is None else f"{records:,}",
-                self._plan.folder,
+                self.folder,
                 self.trouble or "it is gone",
             )
 
@@ -232,7 +263,7 @@ class DiskStore:
         place = folder.slots.take(key, len(record))
         if before and not folder.slots.has(key):
             # It had to go for the new one. Where that is written, the index hears of it, and of nothing owed.
-            self._owed.add([key])
+            self._pending.add([key])
         if place is None:
             return Refusal.FULL
         try:
@@ -246,18 +277,18 @@ class DiskStore:
             return Refusal.FAILED
         return place
 
-    def _tell(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
+    def _record(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
         """Bring the index up to date; whether it is."""
-        if not written and not self._owed:
+        if not written and not self._pending:
             return True
         with self._watched():
             try:
-                folder.tell(self._plan, written, self._owed, tight=self._room.is_narrow)
+                folder.record(self._plan, written, self._pending, tight=self._room.is_narrow)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
                 self._narrow(folder)
-                folder.tell(self._plan, written, self._owed, tight=True)
+                folder.record(self._plan, written, self._pending, tight=True)
             if self._clock.now() >= self._synced + SYNC_SECONDS:
                 folder.sync()
                 self._synced = self._clock.now()
@@ -318,7 +349,7 @@ class DiskStore:
     def _widen(self, folder: OpenFolder) -> None:
         """As far as the file system says that there is something free; where it is wrong, the next record will tell."""
         try:
-            found = os.statvfs(self._plan.folder)
+            found = os.statvfs(self.folder)
         except OSError:
             return
         self._room.widen(folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes, self._clock.now())
@@ -333,7 +364,7 @@ class DiskStore:
         self.trouble = None
         with self._watched():
             try:
-                self._folder = OpenFolder(self._plan, self._owed)
+                self._folder = OpenFolder(self._plan, self._pending)
             except Unreachable as error:
                 if first:
                     raise
@@ -349,32 +380,6 @@ class DiskStore:
                 self._left_records = len(self._folder.slots)
                 self._folder.close()
             self._folder = None
-
-
-def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:
-    """Raises DoesNotFit where not one block has room."""
-    sizes = tuple(slot_bytes(one.record_bytes) for one in formats)
-    if _room(capacity_bytes, sizes) < sum(sizes):
-        raise DoesNotFit(
-            f"--kv-disk-bytes {capacity_bytes} is too little for one block of {counted(sum(sizes), 'byte')} and "
-            "the index of the folder; "
-            f"at least {_least(sizes)} would work."
-        )
-    index = index_bytes(capacity_bytes // min(sizes))
-    return FolderPlan(folder, sizes, capacity_bytes, _room(capacity_bytes, sizes), index, described(formats))
-
-
-def _room(capacity_bytes: int, sizes: Sequence[int]) -> int:
-    """For slots: what is left beside a page for the lock, and two indices, for one may be kept aside or written anew."""
-    return capacity_bytes - 2 * index_bytes(capacity_bytes // min(sizes)) - PAGE_BYTES
-
-
-def _least(sizes: Sequence[int]) -> int:
-    """Bytes that suffice for one block. An index grows by less than half a slot per slot, so this ends."""
-    least = 0
-    while (missing := sum(sizes) - _room(least, sizes)) > 0:
-        least += missing
-    return least
 
 
 def _read_direct(folder: OpenFolder, place: Place, number: int, direct: Direct, header: memoryview) -> bool:

@@ -17,8 +17,8 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import BadValue, Unreachable
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
-from kveik.offload.stores.disk_check import check_folder
 from kveik.offload.stores.disk_files import SlotFiles
+from kveik.offload.stores.disk_folder import check_folder
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
 from tests.offload.stores.disk_writer import CAPACITY, NUMBERS
@@ -254,13 +254,17 @@ def test_a_folder_that_can_never_be_one_is_refused_by_its_name(tmp_path: Path) -
     file, loop = tmp_path / "file", tmp_path / "loop"
     file.write_text("x")
     loop.symlink_to(loop)
-    unmade = (file / "kv", Path("/proc/kv"), loop)
-    wrong = {file: "is a file, not a folder", **dict.fromkeys(unmade, "cannot be made")}
+    unmade = (file / "kv", Path("/proc/kv"), loop / "kv")
+    wrong = {
+        file: "used: it is a file, not a folder",
+        loop: "used: it is a link, not a folder",
+        **dict.fromkeys(unmade, "made: "),
+    }
     for folder, why in wrong.items():
-        with pytest.raises(BadValue, match=f"--kv-disk {folder} {why}"):
+        with pytest.raises(BadValue, match=f"--kv-disk: the folder {folder} cannot be {why}"):
             check_folder(folder)
         if folder != Path("/proc/kv"):
-            with pytest.raises(BadValue, match=f"--kv-disk {folder} {why}"):
+            with pytest.raises(BadValue, match=f"--kv-disk: the folder {folder} cannot be {why}"):
                 check_folder(folder, only_look=True)
 
 
@@ -279,7 +283,7 @@ def test_a_folder_that_is_missing_empty_or_full_of_records_is_not_refused(tmp_pa
     check_folder(folder)
     store = DiskStore(folder, FORMATS, MIB, StepClock())
     store.put_many(pairs(range(5)))
-    with pytest.raises(Unreachable, match=f"--kv-disk {folder}.*in use"):
+    with pytest.raises(Unreachable, match=f"--kv-disk: the folder {folder}.*in use"):
         check_folder(folder)
     store.close()
     check_folder(folder)
@@ -297,7 +301,7 @@ def test_a_folder_that_can_only_be_read_is_refused_only_where_it_holds_nothing(s
     for only_look in (False, True):
         check_folder(small_disk / "kv", only_look=only_look)
         for name in ("empty", "missing"):
-            with pytest.raises(BadValue, match=f"--kv-disk {small_disk / name}"):
+            with pytest.raises(BadValue, match=f"--kv-disk: the folder {small_disk / name}"):
                 check_folder(small_disk / name, only_look=only_look)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.offload.stores import disk_owed
+from kveik.offload.stores import disk_index
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.disk_index import DiskIndex
@@ -135,13 +135,13 @@ def test_what_could_not_be_forgotten_at_the_end_is_told_in_number(
 
 
 def test_more_than_can_be_remembered_is_everything(tmp_path: Path, clock: StepClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_owed, "OWED_MOST", 6)
+    monkeypatch.setattr(disk_index, "PENDING_MOST", 6)
     store = left_for_a_while(tmp_path, clock)
     store.delete_many([key_of(number) for number in range(5)])
     # With the one that the index may name, though it was told as failed.
-    assert len(store._owed.keys) == 6
+    assert len(store._pending.keys) == 6
     store.delete_many([key_of(100)])
-    assert len(store._owed.keys) == 0
+    assert len(store._pending.keys) == 0
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([60])) == [None]
     assert [key for key, _ in store.contents()] == [key_of(60)]

@@ -12,8 +12,8 @@ from kveik.clock import StepClock
 from kveik.errors import Unreachable
 from kveik.offload.stores import disk_index
 from kveik.offload.stores.disk import DiskStore
-from kveik.offload.stores.disk_index import DiskIndex
-from kveik.offload.stores.disk_left import store_at
+from kveik.offload.stores.disk_index import DiskIndex, index_bytes
+from kveik.offload.stores.disk_offline import store_at
 from kveik.offload.stores.slots import Place
 from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
 from tests.offload.stores.test_disk import MIB, scanned
@@ -97,7 +97,7 @@ def test_of_an_index_that_is_longer_than_its_bound_the_latest_part_is_read(tmp_p
         for _ in range(8):
             file.write(random.Random(2).randbytes(MIB))
     store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    bound = store._plan.index_bytes
+    bound = index_bytes(4 * MIB // 4096)
     assert (store.records, store.trouble) == (0, None)
     assert index.stat().st_size < bound
     assert store.put_many(pairs(range(300))) == [None] * 300
@@ -114,7 +114,7 @@ def test_who_looks_at_an_index_that_nobody_can_have_written_is_told_that_it_is_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = filled(tmp_path)
-    monkeypatch.setattr("kveik.offload.stores.disk_formats.LOOKED_AT_BYTES", 64 * 8)
+    monkeypatch.setattr("kveik.offload.stores.disk_offline.INDEX_BYTES_MOST", 64 * 8)
     with pytest.raises(Unreachable, match="damaged"):
         store_at(tmp_path, StepClock(), read_only=True)
     assert index.stat().st_size > 64 * 8
