@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -33,8 +32,6 @@ from kveik.offload.stores.store import Extent, Store
 from kveik.offload.tier import Tier
 from kveik.offload.tier_spec import TierSpec
 from kveik.words import counted
-
-log = logging.getLogger(__name__)
 
 STAGING_BYTES = 32 << 20
 """Memory in front of each tier, for blocks that wait to be written."""
@@ -87,7 +84,7 @@ class TierPlan:
 
     def line(self, block_size: int, found: str = "") -> str:
         """What it holds at most, for the log and `kveik plan`."""
-        blocks, bound = self.extent.room_bytes // sum(self.extent.costs), amount(self.extent.capacity_bytes)
+        blocks, bound = self.extent.usable_bytes // sum(self.extent.costs), amount(self.extent.capacity_bytes)
         return (
             f"tier {self.name}: at most {bound}, {counted(blocks, 'block', ',')} or "
             f"{counted(blocks * block_size, 'token', ',')} stored "
@@ -141,8 +138,6 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
     tiers = [_tier(setting.config, plan, clock) for plan in plans]
     for plan, tier in zip(plans, tiers, strict=True):
         report(plan.line(setting.config.block_size, _found(tier.store)))
-        if tier.store.trouble:
-            log.warning("The tier %s does not serve as it should: %s.", tier.title, tier.store.trouble)
     records = [_records(setting, tier) for tier in tiers]
     directory = OffloadManager(setting.plan.spec.groups, setting.config.block_size, records)
     for number, tier in enumerate(tiers):
@@ -196,7 +191,7 @@ def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> MovedTier:
 
 def _check_room(setting: BelowSetting, plan: TierPlan) -> None:
     """A tier that never holds anything is not what was asked for. Raises BadValue; the disk's store judges its own bound."""
-    least, room = sum(plan.extent.costs), plan.extent.room_bytes
+    least, room = sum(plan.extent.costs), plan.extent.usable_bytes
     if plan.name == "disk" or room >= least:
         return
     needed = f"one block of every layer group takes {counted(least, 'byte')} there"
@@ -225,7 +220,7 @@ def _records(setting: BelowSetting, tier: MovedTier) -> Tier:
     sizes = tuple(store.cost_bytes(group) for group in range(len(store.formats)))
     spec = TierSpec(
         name=store.name,
-        capacity_bytes=store.room_bytes,
+        capacity_bytes=store.usable_bytes,
         record_bytes=sizes,
         writes=setting.config.write_policy,
         lasts=store.name in LASTING,
@@ -235,7 +230,7 @@ def _records(setting: BelowSetting, tier: MovedTier) -> Tier:
         # Recency knows no worth, so nothing can be said about what is worth writing.
         spec = replace(spec, factor=None)
     chance = random.Random(f"{setting.seed} {store.name}")
-    policy = policy_below(setting.config, store.room_bytes, sizes[lead], chance, setting.shares)
+    policy = policy_below(setting.config, store.usable_bytes, sizes[lead], chance, setting.shares)
     return Tier(spec, policy)
 
 

@@ -13,6 +13,7 @@ from kveik.config import ServerConfig
 from kveik.engine.cache_stats import CacheStats, PromptTokens
 from kveik.engine.stream import Door
 from kveik.errors import Refused
+from kveik.observe.tiers import TierSnapshot
 from kveik.server.body import BodyBudget
 from kveik.server.gauges import DoorGauges
 from kveik.server.limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
@@ -52,7 +53,7 @@ class ServerState:
     prompt_tokens: Callable[[], Mapping[str, int]] = dict
     """Those of prompts by where they came from, for the page at /."""
 
-    tiers: Callable[[], Sequence[Mapping[str, object]]] = tuple
+    tiers: Callable[[], Sequence[TierSnapshot]] = tuple
     """Those below the pool, as `protocol.TierStatus` has them, for the page at /."""
 
     fingerprint: str

@@ -15,6 +15,7 @@ import pytest
 
 from kveik.cli.main import run
 from kveik.clock import SystemClock
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_folder import KV_FOLDER
 from kveik.offload.stores.disk_index import DiskIndex
@@ -169,7 +170,7 @@ def test_a_folder_with_an_index_that_cannot_be_read_is_emptied_and_nothing_besid
     assert [file.name for file in folder.iterdir()] == ["lock"]
     assert [(tmp_path / name).read_text() for name in ("index", "lock", "records-0", "notes.txt")] == ["mine"] * 4
     store = a_store(tmp_path)
-    assert (store.records, store.trouble) == (5, None)
+    assert (store.records, store.availability) == (5, AVAILABLE)
     store.close()
 
 

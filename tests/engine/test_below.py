@@ -267,7 +267,7 @@ def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path:
     damage(tmp_path / "disk")
     again = answers(llm, turns_after(fresh))
     assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
-    assert transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED] > 0
+    assert transfers(llm).parts.mover.snapshot("disk").counts.misses[Miss.DAMAGED] > 0
     llm.close()
 
 
@@ -277,7 +277,7 @@ def test_a_record_that_was_found_damaged_is_written_anew_and_not_found_so_again(
     damage(tmp_path / "disk")
     damaged = transfers(llm).parts.stores[0].records
     answers(llm, turns_after(fresh))
-    found = transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED]
+    found = transfers(llm).parts.mover.snapshot("disk").counts.misses[Miss.DAMAGED]
     answers(llm, prompts())
     llm.close()
     with contextlib.closing(store_at(tmp_path / "disk" / "kveik-kv", SystemClock(), read_only=True)) as store:

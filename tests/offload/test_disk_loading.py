@@ -28,7 +28,7 @@ class DiskWorld:
         self.store = DiskStore(folder, FORMATS, 4 << 20, self.clock)
         self.mover = Mover([MovedTier(store=self.store, codecs=CODECS)], self.clock)
         for number in range(10):
-            assert self.mover.spill("disk", key_of(number), block_of(number)) is None
+            assert self.mover.store("disk", key_of(number), block_of(number)) is None
         while self.mover.step():
             pass
         self.mover.completions()

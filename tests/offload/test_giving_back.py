@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
@@ -183,7 +184,7 @@ def test_room_goes_back_only_when_nothing_waits_to_be_written() -> None:
     store = RamStore(FORMATS, 4 * MIB, clock)
     mover = Mover([MovedTier(store=store, codecs=codecs, staging_bytes=1 << 20)], clock)
     for number in range(8):
-        assert mover.spill("ram", key_of(number), memoryview(payloads([number])[0])) is None
+        assert mover.store("ram", key_of(number), memoryview(payloads([number])[0])) is None
     assert not mover.give_back("ram")
     while mover.step():
         pass
@@ -205,7 +206,7 @@ def test_who_asks_what_a_disk_holds_does_not_wait_for_it(store: DiskStore, monke
         for name in ("stat", "fstat", "pread", "preadv"):
             patched.setattr(f"os.{name}", lambda *_, **__: pytest.fail("the disk is asked"))
         assert store.bytes_used > 20 * 4096
-        assert (store.records, store.trouble, store.capacity_bytes) == (20, None, 8 * MIB)
+        assert (store.records, store.availability, store.capacity_bytes) == (20, AVAILABLE, 8 * MIB)
     assert store.bytes_used == blocks_on_disk(store.folder)
 
 
@@ -216,16 +217,16 @@ def test_clearing_takes_what_was_to_be_written_before_it_and_is_done_at_the_end_
     store.put_many(pairs(range(100, 110)))
     mover = Mover([MovedTier(store=store, codecs=codecs, staging_bytes=1 << 20)], clock)
     for number in range(8):
-        assert mover.spill("ram", key_of(number), memoryview(payloads([number])[0])) is None
+        assert mover.store("ram", key_of(number), memoryview(payloads([number])[0])) is None
     assert mover.clear("ram")
-    assert mover.spill("ram", key_of(8), memoryview(payloads([8])[0])) is None
+    assert mover.store("ram", key_of(8), memoryview(payloads([8])[0])) is None
     if stopped:
         mover.close()
     else:
         while mover.step():
             pass
     assert [key for key, _ in store.contents()] == ([] if stopped else [key_of(8)])
-    assert mover.state("ram").counts.records_deleted == (10 if stopped else 18)
+    assert mover.snapshot("ram").counts.records_deleted == (10 if stopped else 18)
     mover.close()
 
 

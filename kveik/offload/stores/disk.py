@@ -1,11 +1,11 @@
-"""Records on a disk, in a folder that one engine has for itself; what is there outlives the process.
+"""Store of records on a disk, in a folder of its own that outlives the process.
 
-A batch of records is written to free slots, then named in the index; only then can they be found. A record
-is checked in full whenever it is read, so slots and index need not agree after a crash: a slot that does not hold what the
-index says is a miss. Reading goes by the books in memory, made from the index at start.
+A batch of records is written to free slots, then named in the index; only then can they be found. A record is checked in full
+whenever it is read, so slots and index need not agree after a crash: a slot that holds something else is a miss. Reading goes
+by the slots in memory, which are made from the index at start.
 
-When something fails, the store says so in `trouble` and refuses new records for a while, which doubles up to five minutes; then
-it tries again. A folder that can only be read is read. A disk that is full is a smaller bound: `room_bytes` says which.
+After a failure, `availability` has the reason, and new records are refused for a pause that doubles up to five minutes; then
+the store tries again. A folder that can only be read is read. A disk that is full is a smaller bound: `usable_bytes`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from kveik.clock import Clock
 from kveik.errors import Unreachable
+from kveik.observe.events import TierState
+from kveik.offload.availability import AVAILABLE, Availability
 from kveik.offload.exclusive import Alone
 from kveik.offload.stores.disk_files import DISK_FULL, FULL, INDEX, in_words
 from kveik.offload.stores.disk_folder import OpenFolder, plan_folder
@@ -95,12 +97,12 @@ class DiskStore:
     ) -> None:
         """`formats`: per group; `index_bytes`: least bound on the index, for a bound that is small.
 
-        Raises DoesNotFit, or Unreachable where another engine has the folder; anything else that is wrong is `trouble`.
+        Raises DoesNotFit, or Unreachable where another engine has the folder; anything else that is wrong is in `availability`.
         """
         self.capacity_bytes = capacity_bytes
         self.folder = folder
         self.formats: Sequence[RecordFormat] = tuple(formats)
-        self.trouble: str | None = None
+        self._reason: str | None = None
         self._clock = clock
         plan = plan_folder(folder, formats, capacity_bytes, read_only=read_only, index_bytes_least=index_bytes)
         self._plan = plan
@@ -122,7 +124,7 @@ class DiskStore:
             self._enter(first=True)
 
     @property
-    def room_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         """Less while the disk is full: what is forgotten makes room for what comes."""
         return self._room.bytes
 
@@ -132,9 +134,11 @@ class DiskStore:
         return self._bytes_used
 
     @property
-    def useless(self) -> bool:
-        """Whether nothing there can be read; `trouble` says why."""
-        return self._folder is None
+    def availability(self) -> Availability:
+        """Unavailable where nothing in the folder can be read."""
+        if (reason := self._reason) is None:
+            return AVAILABLE
+        return Availability(TierState.UNAVAILABLE if self._folder is None else TierState.DEGRADED, reason)
 
     @property
     def records(self) -> int:
@@ -214,10 +218,10 @@ class DiskStore:
             self._leave()
 
     def _settle_at_last(self) -> None:
-        """Whatever the trouble, what was to be forgotten is tried once more; what comes back is told."""
+        """Try pending deletions once more, whatever is wrong; those that may come back are logged."""
         self._again = self._clock.now()
         if not (self.folder / INDEX).exists() and self.folder.is_dir():
-            # So nothing comes back.
+            # Without an index nothing comes back.
             return
         if self.folder.is_dir() and (folder := self._ready()) is not None:
             self._record(folder, [])
@@ -228,7 +232,7 @@ class DiskStore:
                 "start would find them. `kveik cache clear` removes them.",
                 "All" if records is None else f"{records:,}",
                 self.folder,
-                self.trouble or "it is gone",
+                self._reason or "it is gone",
             )
 
     def check(self) -> None:
@@ -273,7 +277,7 @@ class DiskStore:
             if error.errno in FULL:
                 self._narrow(folder)
                 return Refusal.FULL
-            self._suffer(in_words(error))
+            self._fail(in_words(error))
             return Refusal.FAILED
         return place
 
@@ -298,7 +302,7 @@ class DiskStore:
 
     def _went_well(self, folder: OpenFolder) -> None:
         """The index was written."""
-        self.trouble = DISK_FULL if self._is_full(folder) else None
+        self._reason = DISK_FULL if self._is_full(folder) else None
         self._pause, self._again = PAUSE_SECONDS, self._clock.now()
 
     @contextlib.contextmanager
@@ -310,25 +314,25 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """What fails inside becomes trouble and goes no further. A folder whose index has failed is left."""
+        """A failure inside is the reason of `availability` and goes no further. A folder whose index fails is left."""
         try:
             yield
         except OSError as error:
-            self._suffer(in_words(error))
+            self._fail(in_words(error))
         except MemoryError:
-            self._suffer("there is not enough memory for the index")
+            self._fail("there is not enough memory for the index")
             self._leave()
         except IndexBroken as error:
-            self._suffer(str(error))
+            self._fail(str(error))
             self._leave()
 
-    def _suffer(self, what: str) -> None:
-        self.trouble = what
+    def _fail(self, what: str) -> None:
+        self._reason = what
         self._again = self._clock.now() + self._pause
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MOST)
 
     def _ready(self) -> OpenFolder | None:
-        """The folder where it may be written. It is entered anew after a pause for trouble, and at once when files are gone."""
+        """The folder if it may be written. It is entered anew after a pause for a failure, and at once when files are gone."""
         if self._clock.now() < self._again:
             return None
         if self._folder is not None and (self._folder.files.removed or not self._folder.writable):
@@ -344,7 +348,7 @@ class DiskStore:
         folder.slots.give_back()
         self._room.narrow(folder.slots.bytes - folder.spare_bytes, self._clock.now())
         folder.slots.room_bytes = self._room.bytes
-        self.trouble = DISK_FULL
+        self._reason = DISK_FULL
 
     def _widen(self, folder: OpenFolder) -> None:
         """As far as the file system says that there is something free; where it is wrong, the next record will tell."""
@@ -355,24 +359,24 @@ class DiskStore:
         self._room.widen(folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes, self._clock.now())
         folder.slots.room_bytes = self._room.bytes
         if not self._is_full(folder):
-            self.trouble = None
+            self._reason = None
 
     def _is_full(self, folder: OpenFolder) -> bool:
         return self._room.is_narrow and folder.slots.bytes + sum(self._plan.sizes) > self._room.bytes
 
     def _enter(self, *, first: bool) -> None:
-        self.trouble = None
+        self._reason = None
         with self._watched():
             try:
                 self._folder = OpenFolder(self._plan, self._pending)
             except Unreachable as error:
                 if first:
                     raise
-                self._suffer(error.message)
+                self._fail(error.message)
         if self._folder is not None:
             self._folder.slots.room_bytes = self._room.bytes
             if not self._folder.writable:
-                self._suffer("the folder can only be read")
+                self._fail("the folder can only be read")
 
     def _leave(self) -> None:
         with self._reading:

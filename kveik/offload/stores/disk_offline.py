@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kveik.clock import Clock
 from kveik.errors import Unreachable
+from kveik.observe.events import TierState
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_files import INDEX, LOCK, FolderInUse, FolderLock, allocated_bytes, in_words, slots_file
 from kveik.offload.stores.disk_folder import check_kind, described
@@ -55,9 +56,10 @@ def store_at(folder: Path, clock: Clock, *, read_only: bool = False) -> DiskStor
         size = sum(file.stat().st_size for file in files if file.name != INDEX and file.is_file())
         bytes_most = 2 * (size + sum(slot_bytes(one.record_bytes) for one in formats)) + (1 << 30)
         store = DiskStore(folder, formats, bytes_most, clock, read_only=read_only, index_bytes=INDEX_BYTES_MOST)
-    if store.useless or (store.trouble and not read_only):
+    state, reason = store.availability
+    if state is TierState.UNAVAILABLE or (reason and not read_only):
         store.close()
-        raise Unreachable(f"The folder {folder} cannot be {'read' if read_only else 'changed'}: {store.trouble}.")
+        raise Unreachable(f"The folder {folder} cannot be {'read' if read_only else 'changed'}: {reason}.")
     return store
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from kveik.clock import Clock
 from kveik.machine.address_space import address_space
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.encode import copy
 from kveik.offload.stores.record import Miss, RecordFormat, RecordKey, Refusal
 from kveik.offload.stores.slots import Slots, slot_bytes
@@ -29,7 +30,7 @@ class RamStore:
     """A `Store` in memory. Lives as long as its process."""
 
     name = "ram"
-    trouble = None
+    availability = AVAILABLE
 
     def __init__(self, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
         """`formats`: per group. Raises DoesNotFit where the system does not give the address space."""
@@ -44,7 +45,7 @@ class RamStore:
         self._memory = [memoryview(region) for region in self._regions]
 
     @property
-    def room_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         return self.capacity_bytes
 
     @property

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kveik.clock import Clock, SystemClock
+from kveik.observe.events import TierState
+from kveik.offload.availability import AVAILABLE, Availability
 from kveik.offload.stores.address import shown
 from kveik.offload.stores.record import VERSION, Miss, RecordFormat, RecordKey, Refusal
 from kveik.offload.stores.redis_wire import Command, Fits, Unanswered, Wire, is_full
@@ -64,10 +66,11 @@ class RemoteStore:
         without the client's package.
         """
         self.capacity_bytes = limits.capacity_bytes
-        self._troubles: dict[bool, str | None] = {False: None, True: None}
-        """With reading and with writing."""
+        self._reads_failed: str | None = None
+        self._writes_failed: str | None = None
+        """Reasons, until a read or a write succeeds."""
         self._bytes_failed = 0
-        """Of the largest command of a write that went wrong, for as long as there is trouble with writing."""
+        """Size of the largest command of a write that has failed, until a write of that size succeeds."""
         self._limits = limits
         self._clock = clock
         self.formats: Sequence[RecordFormat] = tuple(formats)
@@ -81,11 +84,14 @@ class RemoteStore:
         self._chores_after = float("-inf")
 
     @property
-    def trouble(self) -> str | None:
-        return self._troubles[False] or self._troubles[True]
+    def availability(self) -> Availability:
+        if (reason := self._reads_failed) is not None:
+            return Availability(TierState.UNAVAILABLE, reason)
+        reason = self._writes_failed
+        return AVAILABLE if reason is None else Availability(TierState.DEGRADED, reason)
 
     @property
-    def room_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         return self.capacity_bytes
 
     @property
@@ -201,7 +207,7 @@ class RemoteStore:
         return b"UNLINK", self._name(key)
 
     def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False, proves: bool = True) -> list[Any]:
-        """The answer to each, or an exception, in one round trip. `proves`: that it goes well may end a trouble."""
+        """The answer to each, or an exception, in one round trip. `proves`: a success may end a failure."""
         if not commands:
             return []
         now = self._clock.now()
@@ -218,20 +224,20 @@ class RemoteStore:
             if answer == 0:
                 self._written.missing(key, entry)
         wrong = {at: one for at, one in enumerate(own) if isinstance(one, Exception) and not _is_other_type(one)}
-        trouble = _trouble(next(iter(wrong.values()), answers[-1] if _is_lost(answers) else None))
+        reason = _reason(next(iter(wrong.values()), answers[-1] if _is_lost(answers) else None))
         if writing:
-            self._judge_write([_bytes(one) for one in commands], wrong, trouble, proves=proves)
+            self._judge_write([_bytes(one) for one in commands], wrong, reason, proves=proves)
         else:
-            self._troubles[False] = trouble
+            self._reads_failed = reason
         return own
 
-    def _judge_write(self, sizes: Sequence[int], wrong: Iterable[int], trouble: str | None, *, proves: bool) -> None:
-        """What is smaller than what went wrong may fit where that does not, which proves nothing."""
-        if trouble is not None:
-            self._troubles[True] = trouble
+    def _judge_write(self, sizes: Sequence[int], wrong: Iterable[int], reason: str | None, *, proves: bool) -> None:
+        """A write smaller than one that has failed may fit where that does not, so its success proves nothing."""
+        if reason is not None:
+            self._writes_failed = reason
             self._bytes_failed = max([self._bytes_failed, *(sizes[at] for at in wrong)])
         elif proves and max(sizes) >= self._bytes_failed:
-            self._troubles[True], self._bytes_failed = None, 0
+            self._writes_failed, self._bytes_failed = None, 0
 
     def _chores(self, now: float) -> tuple[list[tuple[RecordKey, Entry]], list[tuple[RecordKey, Entry]]]:
         """What is removed and what is looked for on this occasion, so that the books agree with what the server has."""
@@ -241,8 +247,8 @@ class RemoteStore:
         return self._written.to_settle(now, CHORES_MOST), self._written.to_look_at(CHORES_MOST)
 
 
-def _trouble(error: Exception | None) -> str | None:
-    """In words for the log, and none of the server's."""
+def _reason(error: Exception | None) -> str | None:
+    """Reason in words for the log, and none of the server's."""
     if error is None:
         return None
     return error.why if isinstance(error, Unanswered) else f"refuses ({type(error).__name__})"

@@ -12,6 +12,7 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import Unreachable
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.exclusive import TwoThreads
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_index import DiskIndex, index_bytes
@@ -111,7 +112,7 @@ def test_the_index_shrinks_with_the_bound(tmp_path: Path, clock: StepClock) -> N
     store.close()
     opened = DiskStore(tmp_path, FORMATS, MIB, clock)
     assert opened.bytes_used == scanned(tmp_path) <= MIB
-    assert opened.records == opened.room_bytes // 4096
+    assert opened.records == opened.usable_bytes // 4096
     kept = [number for number in range(8000) if opened.probe_many([key_of(number, 2)], 0.0) == [True]]
     assert read(opened, kept, 2) == payloads(kept, 2)
     opened.close()
@@ -217,7 +218,7 @@ def test_an_index_cut_short_is_left_and_begun_anew(store: DiskStore, clock: Step
     assert refused in ([Refusal.FAILED], [None])
     clock.advance(1e3)
     assert store.put_many(pairs([200])) == [None]
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert read(store, [200]) == payloads([200])
     opened = again(store, clock)
     assert read(opened, [200]) == payloads([200])
@@ -256,7 +257,7 @@ def test_an_index_that_is_none_is_kept_aside_once(store: DiskStore, clock: StepC
         (folder / "index").write_bytes(content)
         store = DiskStore(folder, FORMATS, 4 * MIB, clock)
         assert (folder / "index.damaged").read_bytes() == content
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         assert store.bytes_used == scanned(folder)
     store.close()
 
@@ -277,11 +278,11 @@ def test_an_index_deleted_under_a_running_store_costs_a_pause(store: DiskStore, 
     store.put_many(pairs(range(9)))
     (store.folder / "index").unlink()
     assert store.put_many(pairs([20])) == [Refusal.FAILED]
-    assert store.trouble == "the index was removed"
+    assert store.availability.reason == "the index was removed"
     assert store.put_many(pairs([20])) == [Refusal.REFUSED]
     clock.advance(2.0)
     assert store.put_many(pairs([20])) == [None]
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
 
 
 def test_a_folder_can_be_looked_at_without_its_model_and_is_left_as_it_was(store: DiskStore, clock: StepClock) -> None:
@@ -313,7 +314,7 @@ def test_a_folder_of_which_a_part_is_gone_is_used_all_the_same(store: DiskStore,
 
 def test_records_that_cost_no_more_than_the_room_all_fit(store: DiskStore) -> None:
     stored = store.put_many(pairs(range(1000)))
-    fit = store.room_bytes // store.cost_bytes(0)
+    fit = store.usable_bytes // store.cost_bytes(0)
     assert 700 < fit < 1000
     assert stored == [None] * fit + [Refusal.FULL] * (1000 - fit)
 

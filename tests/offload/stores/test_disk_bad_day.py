@@ -16,6 +16,7 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import BadValue, Unreachable
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.disk_folder import check_folder
@@ -51,7 +52,7 @@ def kill_and_judge(folder: Path, seed: int) -> None:
     process.kill()
     after, _ = process.communicate()
     store = DiskStore(folder, FORMATS, CAPACITY, StepClock())
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert not (folder / "index.damaged").exists()
     store.check()
     assert verify(store).misses == {}
@@ -91,7 +92,7 @@ def test_an_index_cut_short_while_it_is_written_ends_nobody(tmp_path: Path, size
     process.kill()
     process.communicate()
     store = DiskStore(tmp_path, FORMATS, CAPACITY, StepClock())
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert store.put_many(pairs(range(20))) == [None] * 20
     for group in range(3):
         for number, found in enumerate(read(store, range(NUMBERS), group)):
@@ -137,14 +138,14 @@ def test_a_full_disk_stores_no_more_serves_what_it_has_and_recovers(small_disk: 
         if store.put_many(pairs([number])) == [None]:
             kept.append(number)
     assert 20 < len(kept) < 150
-    assert store.trouble == "the disk is full"
+    assert store.availability.reason == "the disk is full"
     assert store.put_many(pairs([500])) == [Refusal.FULL]
     assert read(store, kept) == payloads(kept)
     store.check()
     (small_disk / "other").unlink()
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs(range(200, 210))) == [None] * 10
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     store.close()
     opened = DiskStore(small_disk / "kv", FORMATS, 64 * MIB, clock)
     assert read(opened, [*kept, *range(200, 210)]) == payloads([*kept, *range(200, 210)])
@@ -158,11 +159,11 @@ def test_a_disk_that_is_full_at_the_start_is_called_so(small_disk: Path, free: i
     store = DiskStore(small_disk / "kv", FORMATS, MIB, clock)
     for number in range(40):
         store.put_many(pairs([number]))
-    assert store.trouble == "the disk is full"
+    assert store.availability.reason == "the disk is full"
     other.unlink()
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([50])) == [None]
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     store.close()
 
 
@@ -210,7 +211,7 @@ def test_a_folder_on_a_read_only_file_system_is_read(small_disk: Path) -> None:
     store.close()
     remount(small_disk, "ro")
     store = DiskStore(small_disk, FORMATS, MIB, clock)
-    assert store.trouble == "the folder can only be read"
+    assert store.availability.reason == "the folder can only be read"
     assert read(store, range(5)) == payloads(range(5))
     assert store.put_many(pairs([7])) == [Refusal.REFUSED]
     store.delete_many([key_of(1)])
@@ -226,7 +227,7 @@ def test_an_empty_folder_on_a_read_only_file_system_is_trouble_and_no_more(small
     remount(small_disk, "ro")
     for folder in (small_disk, small_disk / "kv"):
         store = DiskStore(folder, FORMATS, MIB, StepClock())
-        assert store.trouble is not None
+        assert store.availability.reason
         expect_nothing_from(store, [1, 2])
         store.close()
 
@@ -234,7 +235,7 @@ def test_an_empty_folder_on_a_read_only_file_system_is_trouble_and_no_more(small
 def test_a_path_that_is_no_folder_is_trouble_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     store = DiskStore(tmp_path / "file", FORMATS, MIB, StepClock())
-    assert store.trouble is not None
+    assert store.availability.reason
     expect_nothing_from(store, [1, 2])
     store.close()
 

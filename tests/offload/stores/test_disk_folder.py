@@ -10,6 +10,7 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import DoesNotFit, Unreachable
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.disk_index import DiskIndex
@@ -27,7 +28,7 @@ def test_slots_of_a_model_with_more_groups_are_removed(tmp_path: Path) -> None:
     opened = DiskStore(tmp_path, FORMATS[:1], MIB, StepClock())
     assert sorted(file.name for file in tmp_path.iterdir()) == ["index", "lock", "records-0"]
     opened.put_many(pairs(range(300)))
-    assert opened.records == opened.room_bytes // 4096
+    assert opened.records == opened.usable_bytes // 4096
     assert scanned(tmp_path) == opened.bytes_used <= MIB
     opened.close()
 
@@ -108,7 +109,7 @@ def test_a_folder_of_another_version_is_refused_to_who_looks_and_emptied_by_a_se
             store_at(tmp_path, StepClock(), read_only=read_only)
     assert content(tmp_path) == before
     store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    assert (store.records, store.trouble) == (0, None)
+    assert (store.records, store.availability) == (0, AVAILABLE)
     assert store.put_many(pairs([1])) == [None]
     assert not (tmp_path / "index.damaged").exists()
     store.close()
@@ -143,7 +144,7 @@ def test_an_odd_description_is_a_damaged_index_to_who_looks_and_another_model_to
         store_at(tmp_path, StepClock())
     assert content(tmp_path) == before
     store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    assert (store.records, store.trouble) == (0, None)
+    assert (store.records, store.availability) == (0, AVAILABLE)
     assert store.put_many(pairs([1])) == [None]
     store.close()
 
@@ -170,7 +171,7 @@ def test_a_lowered_bound_keeps_the_newest_and_tells_how_many(tmp_path: Path, cap
     assert store.put_many(pairs(range(400))) == [None] * 400
     store.close()
     store = DiskStore(tmp_path, FORMATS, MIB, StepClock())
-    room = store.room_bytes // store.cost_bytes(0)
+    room = store.usable_bytes // store.cost_bytes(0)
     kept = range(400 - room, 400)
     assert [key for key, _ in store.contents()] == [key_of(number) for number in kept]
     assert read(store, kept) == payloads(kept)

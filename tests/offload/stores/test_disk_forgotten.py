@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
+from kveik.observe.events import TierState
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores import disk_index
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
@@ -39,7 +41,7 @@ def left_for_a_while(folder: Path, clock: StepClock) -> DiskStore:
     (folder / "index").rename(folder / "away")
     assert store.put_many(pairs([50])) == [Refusal.FAILED]
     (folder / "away").rename(folder / "index")
-    assert store.useless
+    assert store.availability.state is TierState.UNAVAILABLE
     return store
 
 
@@ -86,7 +88,7 @@ def test_what_is_forgotten_on_a_disk_that_fails_stays_forgotten(
         failing.setattr(DiskIndex, "change", fail)
         failing.setattr(DiskIndex, "begin", fail)
         forget(store)
-        assert store.trouble == "Input/output error"
+        assert store.availability.reason == "Input/output error"
         assert [found for found in read(store, range(10)) if found is not Miss.ABSENT] == payloads(stays)
     store.close()
     opened = open_store(tmp_path, clock)
@@ -196,8 +198,8 @@ def test_giving_back_room_ends_a_trouble_that_is_over(
     with monkeypatch.context() as failing:
         failing.setattr(SlotFiles, "write", broken)
         assert store.put_many(pairs([1])) == [Refusal.FAILED]
-    assert store.trouble is not None
+    assert store.availability.reason
     clock.advance(PAUSE_SECONDS_MOST)
     store.give_back()
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     store.close()

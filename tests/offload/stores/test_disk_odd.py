@@ -70,7 +70,7 @@ def test_a_file_that_is_not_plain_is_named_never_waited_for_and_cleared(
     stored = store.put_many(pairs([20]))
     store.close()
     if name != "index.damaged":
-        assert (stored, store.trouble) == ([Refusal.REFUSED], f"{name} in it is not a plain file")
+        assert (stored, store.availability.reason) == ([Refusal.REFUSED], f"{name} in it is not a plain file")
     if name == "index" or (name == "lock" and used):
         with pytest.raises(Unreachable, match=name):
             store_at(tmp_path, StepClock())
@@ -105,7 +105,7 @@ def test_what_stands_in_the_place_of_the_folder_is_refused_and_left(tmp_path: Pa
             check_folder(folder, only_look=only_look)
     store = DiskStore(folder, FORMATS, 4 * MIB, StepClock())
     assert store.put_many(pairs([1])) == [Refusal.REFUSED]
-    assert store.trouble == f"it is {kind}, not a folder"
+    assert store.availability.reason == f"it is {kind}, not a folder"
     store.close()
     with pytest.raises(Unreachable, match=f"it is {kind}, not a folder"):
         clear_folder(folder, StepClock())
@@ -135,7 +135,7 @@ def test_what_comes_into_a_running_store_is_trouble_until_it_is_gone(tmp_path: P
     ODD[kind](tmp_path / "index")
     for _ in range(3):
         assert store.put_many(pairs([20])) != [None]
-        assert store.trouble is not None
+        assert store.availability.reason
         clock.advance(400.0)
     (tmp_path / "index").rmdir() if kind == "folder" else (tmp_path / "index").unlink()
     assert store.put_many(pairs([20])) == [None]

@@ -70,7 +70,7 @@ def test_a_full_store_refuses_and_keeps_what_it_has() -> None:
     assert read(store, [1, 2]) == payloads([1, 2])
     store.delete_many([key_of(1)])
     assert store.put_many(pairs([3])) == [None]
-    assert store.bytes_used == store.room_bytes == 2 * PAGE
+    assert store.bytes_used == store.usable_bytes == 2 * PAGE
 
 
 def test_a_record_that_is_read_stays_as_it_is_while_others_come() -> None:
