@@ -2,12 +2,11 @@
 
     scheduler, cache ──transfers──▶ carry_out ──▶ mover's threads ──completions──▶ attend ──▶ directory, loads, costs
 
-On the step thread, but for the waking.
+On the step thread.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from kveik.clock import Clock
 from kveik.observe.events import Event, TierKept
 from kveik.offload.cost import Costs
 from kveik.offload.counts import Loaded, Probed, Stored
+from kveik.offload.mailbox import Mailbox
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import Mover
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
@@ -46,24 +46,6 @@ class PoolMemory:
         return memoryview(self._rows[group][number])
 
 
-class Wake:
-    """Lets somebody sleep until a tier has something to tell."""
-
-    def __init__(self) -> None:
-        self._told = threading.Event()
-        self.listener: Callable[[], None] = lambda: None
-        """Called by the tiers' threads, where sleeping on this is not how one waits."""
-
-    def __call__(self) -> None:
-        self._told.set()
-        self.listener()
-
-    def wait(self, seconds: float) -> None:
-        """At most so long."""
-        self._told.wait(max(seconds, 0.0))
-        self._told.clear()
-
-
 @dataclass(frozen=True, slots=True)
 class BelowParts:
     """What lies below the pool, ready to be joined with an engine."""
@@ -74,7 +56,8 @@ class BelowParts:
     stores: tuple[Store, ...]
     """In the directory's order."""
 
-    wake: Wake
+    mailbox: Mailbox
+    """Mailbox of the step thread, which the tiers' threads nudge."""
 
 
 class Transfers:
@@ -90,7 +73,6 @@ class Transfers:
     ) -> None:
         """`publish` gets what becomes of the tiers, seldom enough for a log."""
         self.parts = parts
-        self.wake = parts.wake
         self._scheduler = scheduler
         self._memory = memory
         self._clock = clock

@@ -18,8 +18,9 @@ from kveik.engine.eviction import Shares, policy_below
 from kveik.engine.planner import ModelPlan
 from kveik.errors import BadValue
 from kveik.machine.address_space import amount
-from kveik.offload.carrier import BelowParts, Wake
+from kveik.offload.carrier import BelowParts
 from kveik.offload.cost import Costs, LoadCost, PrefillCost
+from kveik.offload.mailbox import Mailbox
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore, disk_extent
@@ -132,7 +133,7 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
 
     Raises Unreachable where another engine has the disk's folder, DoesNotFit, BadValue or Unsupported.
     """
-    wake, plans = Wake(), plan_below(setting)
+    mailbox, plans = Mailbox(), plan_below(setting)
     if not plans:
         return None
     tiers = [_tier(setting.config, plan, clock) for plan in plans]
@@ -144,7 +145,7 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
         if tier.store.name in LASTING - FOREIGN:
             directory.adopt(number, [(key.block, key.group) for key, _ in tier.store.contents()], clock.now())
     costs = Costs(PrefillCost(setting.plan.max_chunk), {tier.store.name: LoadCost(PRIORS[tier.store.name]) for tier in tiers})
-    return BelowParts(directory, costs, Mover(tiers, clock, wake), tuple(tier.store for tier in tiers), wake)
+    return BelowParts(directory, costs, Mover(tiers, clock, mailbox.nudge), tuple(tier.store for tier in tiers), mailbox)
 
 
 def _asked(setting: BelowSetting) -> list[str]:

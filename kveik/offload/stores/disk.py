@@ -21,8 +21,7 @@ from kveik.clock import Clock
 from kveik.errors import Unreachable
 from kveik.observe.events import TierState
 from kveik.offload.availability import AVAILABLE, Availability
-from kveik.offload.exclusive import Alone
-from kveik.offload.stores.disk_files import DISK_FULL, FULL, INDEX, in_words
+from kveik.offload.stores.disk_files import DISK_FULL, FULL, INDEX, OneThread, in_words
 from kveik.offload.stores.disk_folder import OpenFolder, plan_folder
 from kveik.offload.stores.disk_index import IndexBroken, PendingDeletions
 from kveik.offload.stores.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
@@ -109,8 +108,8 @@ class DiskStore:
         self._folder: OpenFolder | None = None
         self._reading = threading.Lock()
         """Held while files are read, and while they are closed."""
-        self._alone = Alone("the disk store's books")
-        """Around all that changes books and index: two threads would write into one another's slots."""
+        self._alone = OneThread()
+        """Around every change of slots and index: two threads would write into one another's slots."""
 
         self._buffers: list[bytearray] = []
         self._pending = PendingDeletions()

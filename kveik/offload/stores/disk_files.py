@@ -1,4 +1,4 @@
-"""The files of a disk store: one of slots per layer group, and the lock that keeps other engines out.
+"""Files of a disk store: slots of each layer group, and the locks that keep other engines and threads out.
 
 Slots are read and written with pread and pwrite, never mapped: a file that is cut short, a disk that fails and one that takes
 seconds are then a short read, an error number and a thread that waits, rather than the end of the process or a lock held.
@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -139,6 +140,30 @@ class SlotFiles:
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
+
+
+class TwoThreads(RuntimeError):
+    """A bug: the second thread must wait for the first by other means."""
+
+    def __init__(self, inside: str, entering: str) -> None:
+        super().__init__(f"Thread '{entering}' changes a disk store while thread '{inside}' does. One at a time may.")
+
+
+class OneThread:
+    """Context that one thread at a time may enter: a second one is refused before it has done harm. Nobody waits."""
+
+    def __init__(self) -> None:
+        self._free = threading.Lock()
+        self._inside = ""
+
+    def __enter__(self) -> None:
+        me = threading.current_thread().name
+        if not self._free.acquire(blocking=False):
+            raise TwoThreads(self._inside, me)
+        self._inside = me
+
+    def __exit__(self, *error: object) -> None:
+        self._free.release()
 
 
 class FolderInUse(Unreachable):

@@ -1,7 +1,7 @@
-"""Records in the memory of this machine, in slots of fixed size: nothing is allocated while serving, nothing fragments.
+"""Store of records in the memory of this machine, in slots of fixed size.
 
-Each group has address space for the whole bound; memory comes when a slot is first written, and
-goes when another group needs it.
+Nothing is allocated while serving, nothing fragments. Each group has address space for the whole bound; memory comes when a
+slot is first written, and goes when another group needs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ADVICE = "ask for less with --kv-ram-bytes or --hybrid-kv-cache-fraction"
 
 
 def ram_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
-    """Of a `RamStore`."""
+    """Sizes of a `RamStore`."""
     return Extent(capacity_bytes, capacity_bytes, tuple(slot_bytes(one.record_bytes) for one in formats))
 
 

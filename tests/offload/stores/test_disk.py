@@ -13,8 +13,8 @@ import pytest
 from kveik.clock import StepClock
 from kveik.errors import Unreachable
 from kveik.offload.availability import AVAILABLE
-from kveik.offload.exclusive import TwoThreads
 from kveik.offload.stores.disk import DiskStore
+from kveik.offload.stores.disk_files import TwoThreads
 from kveik.offload.stores.disk_index import DiskIndex, index_bytes
 from kveik.offload.stores.disk_offline import store_at
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
