@@ -296,8 +296,7 @@ def test_samples_are_told_once() -> None:
 
 def threaded(wake: Callable[[], None] = lambda: None) -> tuple[Mover, WrongStore]:
     clock = SystemClock()
-    store = WrongStore(FORMATS, 64 * 4096, StepClock(), "ram")
-    store._clock = clock
+    store = WrongStore(FORMATS, 64 * 4096, clock, "ram")
     mover = Mover([MovedTier(store=store, codecs=CODECS)], clock, wake)
     mover.start()
     return mover, store

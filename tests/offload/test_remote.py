@@ -76,9 +76,9 @@ def test_engines_with_other_formats_do_not_meet(server: Server) -> None:
 def test_damaged_values_are_misses_and_can_be_swept_out(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2, 3]))
-    server.tell("SETRANGE", store._name(key_of(1)), 700, b"xx")
-    server.tell("SET", store._name(key_of(2)), b"short")
-    server.tell("DEL", store._name(key_of(3)))
+    server.tell("SETRANGE", store.server_key(key_of(1)), 700, b"xx")
+    server.tell("SET", store.server_key(key_of(2)), b"short")
+    server.tell("DEL", store.server_key(key_of(3)))
     assert read(store, [1, 2, 3]) == [Miss.DAMAGED, Miss.TORN, Miss.ABSENT]
     assert verify(store, forget=True).sound == 0
     assert store.records == 0
@@ -88,8 +88,8 @@ def test_damaged_values_are_misses_and_can_be_swept_out(server: Server) -> None:
 def test_a_value_of_another_type_is_a_strangers_and_is_written_over(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2]))
-    server.tell("DEL", store._name(key_of(1)))
-    server.tell("LPUSH", store._name(key_of(1)), b"x")
+    server.tell("DEL", store.server_key(key_of(1)))
+    server.tell("LPUSH", store.server_key(key_of(1)), b"x")
     assert read(store, [1, 2]) == [Miss.FOREIGN, *payloads([2])]
     assert (store.availability, store.records) == (AVAILABLE, 1)
     assert store.put_many(pairs([1])) == [None]
@@ -100,7 +100,7 @@ def test_a_value_of_another_type_is_a_strangers_and_is_written_over(server: Serv
 def test_one_that_is_longer_than_a_record_is_torn_and_written_over(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2]))
-    server.tell("SET", store._name(key_of(1)), record_of(1) + bytes(1 << 20))
+    server.tell("SET", store.server_key(key_of(1)), record_of(1) + bytes(1 << 20))
     assert read(store, [1, 2]) == [Miss.TORN, *payloads([2])]
     assert store.put_many(pairs([1])) == [None]
     assert read(store, [1, 2]) == payloads([1, 2])
@@ -119,7 +119,7 @@ def test_what_was_written_within_the_time_to_live_is_bounded(server: Server) -> 
     store.delete_many([key_of(4)])
     assert store.records == 2
     assert store.put_many(pairs([6])) == [None]
-    assert 0 < server.tell("TTL", store._name(key_of(6))) <= 100
+    assert 0 < server.tell("TTL", store.server_key(key_of(6))) <= 100
     store.close()
 
 
@@ -163,7 +163,7 @@ def test_a_server_that_stays_full_is_in_trouble_until_it_has_room_for_a_record()
             assert store.serves(writing=True)
             assert store.availability.reason == "refuses (OutOfMemoryError)"
             assert store.put_many([one]) == [Refusal.FULL]
-        server.tell("DEL", *(store._name(key_of(number)) for number in range(2)))
+        server.tell("DEL", *(store.server_key(key_of(number)) for number in range(2)))
         assert store.serves(writing=True)
         assert store.availability == AVAILABLE
         # The check has left the room to records, at once.

@@ -112,7 +112,9 @@ class DiskStore:
         """Around every change of slots and index: two threads would write into one another's slots."""
 
         self._buffers: list[bytearray] = []
-        self._pending = PendingDeletions()
+        self.pending = PendingDeletions()
+        """Deletions that the index has not recorded."""
+
         self._left_records: int | None = None
         """In the books when the folder was left; None: it has not been entered yet."""
 
@@ -164,7 +166,7 @@ class DiskStore:
                 folder.slots.put_back(place)
         if not recorded:
             # The index may name them all the same.
-            self._pending.add(key for key, _ in written)
+            self.pending.add(key for key, _ in written)
         return [place if isinstance(place, Refusal) else None if recorded else Refusal.FAILED for place in places]
 
     def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
@@ -183,7 +185,7 @@ class DiskStore:
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         with self._changing():
             # Also those that the books do not have: an index that was damaged may name them again.
-            self._pending.add(keys)
+            self.pending.add(keys)
             if (folder := self._folder) is not None:
                 for key in keys:
                     # Gone from the books at once. Until the index knows, it names a slot that may hold another: a miss.
@@ -199,12 +201,12 @@ class DiskStore:
             if (folder := self._ready()) is not None:
                 with self._watched():
                     folder.give_back(self._plan)
-                    self._pending.settle()
+                    self.pending.settle()
                     self._went_well(folder)
 
     def clear(self) -> None:
         with self._changing():
-            self._pending.add_everything(self.records if self._folder is not None else self._left_records)
+            self.pending.add_everything(self.records if self._folder is not None else self._left_records)
             if self._folder is not None:
                 self._folder.slots.clear()
             if (folder := self._ready()) is not None:
@@ -212,7 +214,7 @@ class DiskStore:
 
     def close(self) -> None:
         with self._alone:
-            if self._pending and not self._plan.read_only:
+            if self.pending and not self._plan.read_only:
                 self._settle_at_last()
             self._leave()
 
@@ -224,8 +226,8 @@ class DiskStore:
             return
         if self.folder.is_dir() and (folder := self._ready()) is not None:
             self._record(folder, [])
-        if self._pending:
-            records = self._pending.records
+        if self.pending:
+            records = self.pending.records
             log.warning(
                 "%s records of %s were to be forgotten and may be there still, because it cannot be written (%s): the next "
                 "start would find them. `kveik cache clear` removes them.",
@@ -266,7 +268,7 @@ class DiskStore:
         place = folder.slots.take(key, len(record))
         if before and not folder.slots.has(key):
             # It had to go for the new one. Where that is written, the index hears of it, and of nothing owed.
-            self._pending.add([key])
+            self.pending.add([key])
         if place is None:
             return Refusal.FULL
         try:
@@ -282,16 +284,16 @@ class DiskStore:
 
     def _record(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
         """Bring the index up to date; whether it is."""
-        if not written and not self._pending:
+        if not written and not self.pending:
             return True
         with self._watched():
             try:
-                folder.record(self._plan, written, self._pending, tight=self._room.is_narrow)
+                folder.record(self._plan, written, self.pending, tight=self._room.is_narrow)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
                 self._narrow(folder)
-                folder.record(self._plan, written, self._pending, tight=True)
+                folder.record(self._plan, written, self.pending, tight=True)
             if self._clock.now() >= self._synced + SYNC_SECONDS:
                 folder.sync()
                 self._synced = self._clock.now()
@@ -367,7 +369,7 @@ class DiskStore:
         self._reason = None
         with self._watched():
             try:
-                self._folder = OpenFolder(self._plan, self._pending)
+                self._folder = OpenFolder(self._plan, self.pending)
             except Unreachable as error:
                 if first:
                     raise

@@ -114,7 +114,7 @@ class RemoteStore:
                 room -= len(record)
                 sent.append(number)
         ttl = b"%d" % self._limits.ttl_seconds
-        commands = [(b"SET", self._name(records[at][0]), records[at][1], b"EX", ttl) for at in sent]
+        commands = [(b"SET", self.server_key(records[at][0]), records[at][1], b"EX", ttl) for at in sent]
         now = self._clock.now()
         for number, answer in zip(sent, self._ask(commands, _is_ok, writing=True), strict=True):
             key, record = records[number]
@@ -149,7 +149,7 @@ class RemoteStore:
         for batch in _batches(keys, PROBE_BATCH):
             if self._clock.now() > deadline:
                 return found + [False] * (len(keys) - len(found))
-            answers = self._ask([(b"EXISTS", self._name(key)) for key in batch], _is_count)
+            answers = self._ask([(b"EXISTS", self.server_key(key)) for key in batch], _is_count)
             found += [None if isinstance(answer, Exception) else answer == 1 for answer in answers]
             if _is_lost(answers):
                 break
@@ -196,15 +196,20 @@ class RemoteStore:
     def close(self) -> None:
         self._wire.close()
 
-    def _name(self, key: RecordKey) -> bytes:
+    def check(self) -> None:
+        """The list of records agrees with its sums."""
+        self._written.check()
+
+    def server_key(self, key: RecordKey) -> bytes:
+        """The server's key of a record."""
         return self._prefixes[key.group] + key.block
 
     def _get(self, key: RecordKey) -> Command:
         """Reads one byte more than a record, so that a longer value shows."""
-        return b"GETRANGE", self._name(key), b"0", b"%d" % self.cost_bytes(key.group)
+        return b"GETRANGE", self.server_key(key), b"0", b"%d" % self.cost_bytes(key.group)
 
     def _unlink(self, key: RecordKey) -> Command:
-        return b"UNLINK", self._name(key)
+        return b"UNLINK", self.server_key(key)
 
     def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False, proves: bool = True) -> list[Any]:
         """The answer to each, or an exception, in one round trip. `proves`: a success may end a failure."""
@@ -212,7 +217,7 @@ class RemoteStore:
             return []
         now = self._clock.now()
         removed, looked_for = self._chores(now)
-        chores = [self._unlink(key) for key, _ in removed] + [(b"EXISTS", self._name(key)) for key, _ in looked_for]
+        chores = [self._unlink(key) for key, _ in removed] + [(b"EXISTS", self.server_key(key)) for key, _ in looked_for]
         answers = self._wire.exchange([*commands, *chores], [fits] * len(commands) + [_is_count] * len(chores))
         if not _is_lost(answers):
             self._written.answered(now)

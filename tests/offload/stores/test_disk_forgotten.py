@@ -141,9 +141,9 @@ def test_more_than_can_be_remembered_is_everything(tmp_path: Path, clock: StepCl
     store = left_for_a_while(tmp_path, clock)
     store.delete_many([key_of(number) for number in range(5)])
     # With the one that the index may name, though it was told as failed.
-    assert len(store._pending.keys) == 6
+    assert len(store.pending.keys) == 6
     store.delete_many([key_of(100)])
-    assert len(store._pending.keys) == 0
+    assert len(store.pending.keys) == 0
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([60])) == [None]
     assert [key for key, _ in store.contents()] == [key_of(60)]

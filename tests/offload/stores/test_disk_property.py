@@ -124,7 +124,7 @@ class World:
 
     def crash(self) -> None:
         """Nothing is done at the end, so that what was owed comes back."""
-        if self.store._pending:
+        if self.store.pending:
             self.may = set(self.ever)
         self.failing = False
         self.store._leave()

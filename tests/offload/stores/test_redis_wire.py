@@ -47,7 +47,7 @@ def store(keeper: Keeper) -> Iterator[RemoteStore]:
     with keeper.serving() as url:
         store = RemoteStore(url, FORMATS, PATIENT, SystemClock())
         yield store
-        store._written.check()
+        store.check()
         store.close()
 
 
@@ -56,7 +56,7 @@ def impatient(keeper: Keeper) -> Iterator[RemoteStore]:
     with keeper.serving() as url:
         store = RemoteStore(url, FORMATS, RemoteLimits(timeout_seconds=TIMEOUT), SystemClock())
         yield store
-        store._written.check()
+        store.check()
         store.close()
 
 

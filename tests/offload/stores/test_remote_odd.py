@@ -60,7 +60,7 @@ def test_whatever_a_server_answers_nothing_is_raised_and_the_trouble_is_told(kin
         assert all(miss in (Miss.FAILED, Miss.TORN) for miss in read(store, range(3)))
         stored = store.put_many(pairs(range(3)))
         assert kind == "always OK" or stored == [Refusal.FAILED] * 3
-        store._written.check()
+        store.check()
         store.close()
 
 
@@ -168,7 +168,7 @@ def test_what_the_server_has_evicted_stops_to_count_as_other_things_are_asked() 
             clock.advance(CHORES_SECONDS)
             store.probe_many([key_of(1000, 1)], clock.now())
         assert store.records == stored_by(server)
-        store._written.check()
+        store.check()
         store.close()
 
 
