@@ -31,7 +31,7 @@ from kveik.offload.stores.store import Direct, Extent, Use
 log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 1.0
-"""Between two times that slots and index are written out; what a machine that loses power forgets besides is a miss."""
+"""Interval at which slots and index are synced; records written since are misses after a loss of power."""
 
 PAUSE_SECONDS, PAUSE_SECONDS_MOST = 1.0, 300.0
 
@@ -116,7 +116,7 @@ class DiskStore:
         """Deletions that the index has not recorded."""
 
         self._left_records: int | None = None
-        """In the books when the folder was left; None: it has not been entered yet."""
+        """Records when the folder was left; None: it has not been entered yet."""
 
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
         self._room = DiskBound(plan.slots_bytes, sum(plan.sizes))
@@ -126,12 +126,12 @@ class DiskStore:
 
     @property
     def usable_bytes(self) -> int:
-        """Less while the disk is full: what is forgotten makes room for what comes."""
+        """Less while the disk is full: deletions make room for new records."""
         return self._room.bytes
 
     @property
     def bytes_used(self) -> int:
-        """As of the last change: whoever asks must not wait for a disk that does not answer."""
+        """Bytes after the last change: a caller must not wait for a disk that does not answer."""
         return self._bytes_used
 
     @property
@@ -184,11 +184,11 @@ class DiskStore:
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         with self._changing():
-            # Also those that the books do not have: an index that was damaged may name them again.
+            # Also those that are not there: an index that was damaged may name them again.
             self.pending.add(keys)
             if (folder := self._folder) is not None:
                 for key in keys:
-                    # Gone from the books at once. Until the index knows, it names a slot that may hold another: a miss.
+                    # Until the index has recorded it, it names a slot that may hold another record: a miss.
                     folder.slots.forget(key)
             if (folder := self._ready()) is not None:
                 self._record(folder, [])
@@ -237,7 +237,7 @@ class DiskStore:
             )
 
     def check(self) -> None:
-        """The laws of its books."""
+        """The laws of its slots."""
         if self._folder is not None:
             self._folder.slots.check()
 
@@ -267,7 +267,7 @@ class DiskStore:
         before = folder.slots.has(key)
         place = folder.slots.take(key, len(record))
         if before and not folder.slots.has(key):
-            # It had to go for the new one. Where that is written, the index hears of it, and of nothing owed.
+            # It had to go for the new one, which may yet fail.
             self.pending.add([key])
         if place is None:
             return Refusal.FULL
@@ -283,7 +283,7 @@ class DiskStore:
         return place
 
     def _record(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
-        """Bring the index up to date; whether it is."""
+        """Bring the index up to date; False: it could not be written."""
         if not written and not self.pending:
             return True
         with self._watched():
@@ -308,7 +308,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Around every change of books and files, by one thread at a time."""
+        """Around every change of slots and files, by one thread at a time."""
         with self._alone:
             yield
             self._bytes_used = self._plan.bytes_on_disk()
@@ -345,14 +345,14 @@ class DiskStore:
         return self._folder if self._folder is not None and self._folder.writable else None
 
     def _narrow(self, folder: OpenFolder) -> None:
-        """The disk is full: what it has is the bound, less what the index needs, until it has more."""
+        """The disk is full: the space that it has, less the index's, is the bound until it has more."""
         folder.slots.give_back()
         self._room.narrow(folder.slots.bytes - folder.spare_bytes, self._clock.now())
         folder.slots.room_bytes = self._room.bytes
         self._reason = DISK_FULL
 
     def _widen(self, folder: OpenFolder) -> None:
-        """As far as the file system says that there is something free; where it is wrong, the next record will tell."""
+        """Widen the bound to the space that the file system names; where it is wrong, the next write fails."""
         try:
             found = os.statvfs(self.folder)
         except OSError:
@@ -388,7 +388,7 @@ class DiskStore:
 
 
 def _read_direct(folder: OpenFolder, place: Place, number: int, direct: Direct, header: memoryview) -> bool:
-    """Read a payload to where it is wanted, if that is possible without waiting for the disk; whether it was."""
+    """Read a payload straight to its block if that takes no waiting for the disk; False: it does."""
     target = direct.begin(number)
     if target is None:
         return False

@@ -76,10 +76,10 @@ class FolderPlan:
     """The bound on the index."""
 
     description: bytes
-    """What the records are of. A folder with another description is emptied: its bound is for one model at a time."""
+    """Formats of the records. A folder with another description is emptied: its bound is for one model at a time."""
 
     read_only: bool = False
-    """Whether nothing there may change, though it could."""
+    """Nothing in the folder may change, although it could."""
 
     @property
     def damaged_bytes(self) -> int:
@@ -87,7 +87,7 @@ class FolderPlan:
         return self.index_bytes // 2
 
     def bytes_on_disk(self) -> int:
-        """What all files really take, with what the file system needs to find their pieces."""
+        """Bytes that all files take, with those that the file system needs to find their pieces."""
         names = (INDEX, beside(Path(INDEX)).name, DAMAGED, LOCK, *(slots_file(group) for group in range(len(self.sizes))))
         return sum(allocated_bytes(self.folder / name) for name in names)
 
@@ -211,12 +211,12 @@ class OpenFolder:
 
     @property
     def tight_bytes(self) -> int:
-        """The bound on the index while the disk is full: room for four entries per record, as ever, but for no more records."""
+        """Bound of the index while the disk is full: four entries per record that is there."""
         return len(self.slots) * BYTES_PER_RECORD + SPARE_BYTES
 
     @property
     def spare_bytes(self) -> int:
-        """What a full disk should have left: the index grows to its bound, and is written anew beside itself."""
+        """Bytes that a full disk should have left: the index grows to its bound, and is written anew beside itself."""
         return 2 * self.tight_bytes
 
     def give_back(self, plan: FolderPlan) -> None:
@@ -296,7 +296,7 @@ class OpenFolder:
             self.files.cut(group, self.slots.end(group))
 
     def _describe(self, plan: FolderPlan) -> None:
-        """Make the index one of what this store holds."""
+        """Give the index this store's description."""
         if self.index.description == plan.description:
             return
         if not self.writable:
@@ -312,7 +312,7 @@ class OpenFolder:
         self.index.begin(plan.description)
 
     def _possible(self, named: dict[RecordKey, Place]) -> list[tuple[RecordKey, Place]]:
-        """What can be as it is named, the oldest first: in slots that exist, each named once, by the latest record."""
+        """Records that can be where the index names them, the oldest first: in slots that exist, one record per slot."""
         found: dict[tuple[int, int], tuple[RecordKey, Place]] = {}
         for key, place in named.items():
             if self.slots.fits(place.group, place.bytes) and place.slot < self.files.slots(place.group):

@@ -31,7 +31,7 @@ BYTES_PER_RECORD = 256
 """Space for four entries: a journal is written anew after three changes per record."""
 
 _PIECE_BYTES = 16_384 * 64
-"""Read at once; whole entries."""
+"""Most that is read at once; whole entries."""
 
 _NAME = b"kveik index "
 _HEAD = struct.Struct("<16sII")
@@ -135,16 +135,16 @@ class DiskIndex:
 
     @property
     def description(self) -> bytes | None:
-        """What the slots mean, as it was written down; None: nothing yet."""
+        """Formats of the slots, as they were written down; None: nothing yet."""
         return self._description
 
     @property
     def too_long(self) -> bool:
-        """Whether there are entries that are not read."""
+        """True where entries are not read."""
         return self._first > self._start
 
     def places(self) -> dict[RecordKey, Place]:
-        """What holds, the oldest first. Raises OSError."""
+        """Records and their places, the oldest first. Raises OSError."""
         found, at = dict[RecordKey, Place](), self._first
         while at < self._end and (piece := _read(self._fd, at, min(self._end - at, _PIECE_BYTES))):
             _take_in(piece, found)
@@ -168,7 +168,7 @@ class DiskIndex:
         self._end += len(entries) * ENTRY_BYTES
 
     def begin(self, description: bytes, places: Iterable[tuple[RecordKey, Place]] = ()) -> None:
-        """Of this description, with these records only, on the disk when it returns. Raises OSError; then it is as it was."""
+        """Write it anew, with this description and these records only. Raises OSError, and is then unchanged."""
         head = _HEAD.pack(_magic(), len(description), zlib.crc32(description)) + description
         content = head.ljust(_whole(len(head)), b"\0") + b"".join(_entry(_PUT, key, place) for key, place in places)
         new = beside(self._file)
@@ -208,7 +208,7 @@ class DiskIndex:
         return description
 
     def _look(self) -> None:
-        """What is written must be found by the next start: in this file, behind what was written before."""
+        """Raises IndexBroken where the next start would not find new entries in this file, behind the old ones."""
         try:
             found = self._file.stat()
         except OSError as error:
@@ -220,7 +220,7 @@ class DiskIndex:
 
 
 def beside(file: Path) -> Path:
-    """Where an index is written anew."""
+    """Path at which an index is written anew."""
     return file.with_name(f"{file.name}.new")
 
 
@@ -239,7 +239,7 @@ def _entry(kind: int, key: RecordKey, place: Place) -> bytes:
 
 
 def _take_in(content: bytes, found: dict[RecordKey, Place]) -> None:
-    """What these entries say of what was found before them."""
+    """Apply these entries to the places found before them."""
     whole = memoryview(content)[: len(content) // ENTRY_BYTES * ENTRY_BYTES]
     for number, (checksum, kind, group, size, slot, block) in enumerate(_ENTRY.iter_unpack(whole)):
         if checksum != zlib.crc32(whole[number * ENTRY_BYTES + 4 : (number + 1) * ENTRY_BYTES]):
