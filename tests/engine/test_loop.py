@@ -16,6 +16,7 @@ from kveik.engine.stream import RequestStream
 from kveik.errors import EngineStopped, NonFiniteLogits, Overloaded, StepFailed
 from kveik.observe.events import RequestFinished, StreamOverrun
 from kveik.request.sequence import Sequence
+from kveik.schedule.plan import StepOutcome
 from tests.engine.fakes import EOS, FakeEngine, NextToken, counting, request, spelled
 from tests.server.fakes import make_tokenizer
 
@@ -57,13 +58,13 @@ def running(
     limits = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=32, max_waiting=max_waiting)
     fake = FakeEngine(next_token, blocks=512, max_model_len=2048, limits=limits)
     if slow:
-        inner = fake.executor.run
+        inner = fake.executor.collect
 
-        def run(plan, sequence):  # type: ignore[no-untyped-def]  # the executor's own signature
+        def collect() -> StepOutcome:
             time.sleep(slow)
-            return inner(plan, sequence)
+            return inner()
 
-        fake.executor.run = run  # type: ignore[method-assign]  # a slower model
+        fake.executor.collect = collect  # type: ignore[method-assign]  # a slower model
     loop = EngineLoop(fake.engine, TOKENIZER, StreamConfig(stream_buffer_tokens=buffer_tokens), max_waiting=max_waiting)
     loop.start()
     try:
