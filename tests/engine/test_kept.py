@@ -127,8 +127,11 @@ def test_the_log_says_it_in_one_line(event: TierKept, level: str, line: str, cap
 
 @pytest.mark.parametrize("asked_after", [False, True])
 def test_what_was_reset_while_the_folder_could_not_be_written_is_not_found_after_a_restart(
-    tmp_path: Path, model: str, asked_after: bool
+    tmp_path: Path, model: str, asked_after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Longer than a slow machine takes between the failure and the look at it.
+    monkeypatch.setattr("kveik.offload.stores.disk.PAUSE_SECONDS", 8.0)
+
     def with_disk_alone() -> LLM:
         return opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26, kv_write_policy="write-through")
 
@@ -142,7 +145,7 @@ def test_what_was_reset_while_the_folder_could_not_be_written_is_not_found_after
     assert disk.availability.reason == "the index was removed"
     reset_cache(engine)
     if asked_after:
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while disk.availability.reason and time.monotonic() < deadline:
             time.sleep(0.2)
             answers(llm, [[*prompts()[4][:200], int(time.monotonic() * 10) % 256]])
