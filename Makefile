@@ -96,7 +96,7 @@ figures: dev     ## every figure of docs/PERFORMANCE.md about speed, start and m
 		$(BIN)/python -m benchmarks.peers --home $(PEERS) --write docs $(ARGS) || failed=1; test -z "$$failed"
 
 docs: dev        ## write the generated pages anew: settings, and the tree of the architecture
-	$(BIN)/python -m kveik.cli.configuration > docs/CONFIGURATION.md
+	$(BIN)/python docs/configuration.py > docs/CONFIGURATION.md
 	$(BIN)/python docs/tree.py
 
 clean:           ## forget .venv and all caches of tools; fetched models stay

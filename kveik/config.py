@@ -288,6 +288,10 @@ class ServerConfig:
     stall_seconds: float = 60.0
     """Seconds that a client may leave a request body unsent or a streamed answer unread, before its connection is dropped."""
 
+    keep_alive_seconds: float = 75.0
+    """Seconds that a connection may stay idle between two calls. Longer than most proxies and clients keep theirs, so that
+    they close it first."""
+
     drain_seconds: float = 30.0
     """Seconds that running requests may go on after a stop signal, before they are aborted; and that writing to --kv-disk or
     --kv-remote what is worth keeping may take after that."""
@@ -299,12 +303,26 @@ class ServerConfig:
     """Least severity that is logged."""
 
     def __post_init__(self) -> None:
-        _at_least(self, max_body_bytes=1024, stall_seconds=0.1, drain_seconds=0)
+        _at_least(self, max_body_bytes=1024, stall_seconds=0.1, keep_alive_seconds=0.1, drain_seconds=0)
         if not 0 <= self.port <= 65535:
             raise BadValue(f"--port is {self.port}; it must be between 0 and 65535.", param="port")
-        if any(not key for key in self.api_key):
-            raise BadValue("--api-key is empty; a key has at least 1 character.", param="api_key")
+        self._check_keys()
         self.tenant_shares()
+
+    def _check_keys(self) -> None:
+        """Refuse keys that no Authorization header can carry, and those given twice. A message never shows a key."""
+        for place, key in enumerate(self.api_key, start=1):
+            if not key.strip():
+                problem = "is empty or blank"
+            elif key != key.strip():
+                problem = "begins or ends with a blank or a line break"
+            elif any(code < 32 or code == 127 or 0xD800 <= code <= 0xDFFF for code in map(ord, key)):
+                problem = "has a character that an Authorization header cannot carry"
+            elif key in self.api_key[: place - 1]:
+                problem = f"is the same as number {self.api_key.index(key) + 1}"
+            else:
+                continue
+            raise BadValue(f"--api-key number {place} {problem}. Give another.", param="api_key")
 
     def tenant_shares(self) -> dict[str, tuple[float, float]]:
         """Key -> shares that are reserved for it, and that it has at most. Raises BadValue; a message never names a key."""

@@ -1,15 +1,15 @@
-"""Everything that can go wrong, drawn as one tree with two trunks.
+"""Errors, drawn as one tree with two trunks.
 
 KveikError
-├── Refused            the caller's: nothing changed, the message names the number and the knob; HTTP 4xx
+├── Refused            the caller's: nothing changed, the message names the number and the setting; HTTP 4xx
 │   ├── BadValue           a parameter outside its range                               400
 │   ├── PromptTooLong      more tokens than the context holds                          400 context_length_exceeded
-│   ├── Unsupported        a model, tensor type or feature we do not have              400
+│   ├── Unsupported        a model, tensor type or feature that is not built           400
 │   ├── ModelBroken        weights missing, truncated or inconsistent                  400
 │   ├── DoesNotFit         memory, context or blocks do not suffice                    400
 │   ├── Unreachable        a download, folder or port that cannot be had               400
 │   ├── NotAuthorized      a missing or wrong API key                                  401
-│   ├── ModelNotFound      a name we do not serve                                      404 model_not_found
+│   ├── ModelNotFound      a model name that is not served                             404 model_not_found
 │   ├── BodyStalled        a request body that does not arrive                         408
 │   ├── BodyTooLarge       more bytes than the server reads                            413
 │   ├── WrongMediaType     a request body that is not plain JSON                       415
@@ -17,7 +17,7 @@ KveikError
 └── Broken             ours: HTTP 5xx, logged with the plan that was running
     ├── NonFiniteLogits    the model produced NaN or Inf for one request                500 non_finite_logits
     ├── StepFailed         the step that computed the request failed as a whole         500 step_failed
-    └── EngineStopped      a fault outside a step: nobody is served any more            500 engine_stopped
+    └── EngineStopped      a fault outside a step: the engine takes no more requests    500 engine_stopped
 
 Caught in one place each: `kveik.cli.main` for the command line, `kveik.server.app` for HTTP, `kveik.engine.loop` for the step.
 """
@@ -43,7 +43,7 @@ class KveikError(Exception):
 
 
 class Refused(KveikError):
-    """The caller asked for something we do not do. Nothing changed."""
+    """The request cannot be served as it is. Nothing changed."""
 
     status = 400
 
@@ -57,7 +57,10 @@ class BadValue(Refused):
 
 
 class PromptTooLong(Refused):
-    """The prompt and the tokens asked for do not fit into the context."""
+    """The prompt and the tokens asked for do not fit into the context.
+
+    The sentences are OpenAI's: clients that shorten a prompt by themselves recognise the error by its text.
+    """
 
     code = "context_length_exceeded"
 
@@ -67,20 +70,30 @@ class PromptTooLong(Refused):
         tokens: int,
         allowed: int,
         wanted: int | None = None,
-        param: str = "prompt",
+        prompt_field: str = "prompt",
+        wanted_field: str = "max_tokens",
         at_least: bool = False,
-        wanted_as: str = "max_tokens",
     ) -> None:
-        """`at_least`: the prompt was given up before its last token was counted. `wanted_as`: the field that holds `wanted`."""
-        asked = f"{'at least ' * at_least}{counted(tokens, 'prompt token')}" + (
-            "" if wanted is None else f" and {wanted_as} {wanted}"
+        """`wanted`: new tokens, asked for in `wanted_field`. `at_least`: the prompt was given up before its last token."""
+        place = "messages" if prompt_field == "messages" else "prompt"
+        if wanted is None:
+            what, shorter = f"your {place} resulted in {'at least ' * at_least}{counted(tokens, 'token')}", place
+        else:
+            what = f"you requested {counted(tokens + wanted, 'token')} ({tokens} in the {place}, {wanted} in the completion)"
+            shorter = f"{place} or completion"
+        super().__init__(
+            f"This model's maximum context length is {counted(allowed, 'token')}. However, {what}. "
+            f"Please reduce the length of the {shorter}, or start the server with a larger --max-model-len."
         )
-        super().__init__(f"This server's context holds {counted(allowed, 'token')} (--max-model-len); the request has {asked}.")
-        self.param = param
+        self.param = wanted_field if wanted is not None and tokens < allowed else prompt_field
 
 
 class Unsupported(Refused):
-    """A model, tensor type or feature that we do not have. The message names it."""
+    """A model, tensor type or feature that is not built. The message names it."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ModelBroken(Refused):
@@ -109,7 +122,7 @@ class ModelNotFound(Refused):
     code = "model_not_found"
 
     def __init__(self, served: tuple[str, ...]) -> None:
-        super().__init__(f"The model asked for is not served here; this server has: {', '.join(served)}.")
+        super().__init__(f"The requested model does not exist on this server. Models served: {', '.join(served)}.")
         self.param = "model"
 
 
@@ -119,7 +132,7 @@ class BodyTooLarge(Refused):
     status = 413
 
     def __init__(self, *, allowed: int) -> None:
-        super().__init__(f"The request body is larger than {counted(allowed, 'byte')} (--max-body-bytes).")
+        super().__init__(f"The request body has more than {counted(allowed, 'byte')} (--max-body-bytes). Send a smaller one.")
 
 
 class BodyStalled(Refused):
@@ -128,7 +141,7 @@ class BodyStalled(Refused):
     status = 408
 
     def __init__(self, *, seconds: float) -> None:
-        super().__init__(f"The request body was not complete after {seconds:g} seconds.")
+        super().__init__(f"The request body was not complete after {seconds:g} seconds (--stall-seconds). Send it again.")
 
 
 class WrongMediaType(Refused):
@@ -152,7 +165,7 @@ class Overloaded(Refused):
 
 
 class Broken(KveikError):
-    """Our fault. The message says what the caller may know; the log has the rest."""
+    """A fault of the server. The message says what the caller may know; the log has the rest."""
 
     status = 500
 
@@ -163,10 +176,7 @@ class NonFiniteLogits(Broken):
     code = "non_finite_logits"
 
     def __init__(self) -> None:
-        super().__init__(
-            "The model's logits were not finite (NaN or infinite) for this request, so that no token could be chosen; "
-            "it was ended, others go on."
-        )
+        super().__init__("The model's logits were not finite (NaN or infinite) for this request. It was ended, others go on.")
 
 
 class StepFailed(Broken):
@@ -175,13 +185,13 @@ class StepFailed(Broken):
     code = "step_failed"
 
     def __init__(self) -> None:
-        super().__init__("The step that computed this request failed inside the engine, and it was ended; others go on.")
+        super().__init__("The step that computed this request failed inside the engine. The request was ended, others go on.")
 
 
 class EngineStopped(Broken):
-    """A fault outside the model's step: the books may be wrong, so nobody is served on."""
+    """A fault outside the model's step: the engine's state may be wrong, so it takes no more requests."""
 
     code = "engine_stopped"
 
     def __init__(self) -> None:
-        super().__init__("The engine has stopped after a fault; the server must be started again.")
+        super().__init__("The engine has stopped after a fault. The server must be started again.")

@@ -139,6 +139,11 @@ class BlockPool:
         return self.available - self.cached
 
     @property
+    def spare(self) -> int:
+        """Unheld blocks that can be taken without losing a full one."""
+        return self.available - self.full
+
+    @property
     def held(self) -> int:
         return self.total - self.available
 

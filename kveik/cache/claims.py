@@ -1,4 +1,4 @@
-"""Block contents that running sequences are about to compute, so that nobody else computes them meanwhile.
+"""Claims on block contents that running sequences are about to compute, so that no other computes them meanwhile.
 
 A claim has one owner, who is running and never waits for anybody. It ends when the content is registered or the owner goes;
 so whoever waits for a claim is always set free.
@@ -7,6 +7,8 @@ so whoever waits for a claim is always set free.
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from kveik.cache.sequence_blocks import SequenceBlocks
 
 
 class Claims:
@@ -21,6 +23,20 @@ class Claims:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._owner
+
+    def blocker(self, seq: SequenceBlocks, found: int) -> bytes | None:
+        """The claim on what follows the first `found` blocks of a sequence; the last one, where several follow each other."""
+        if not self._owner:
+            return None
+        length, size, last = len(seq.tokens), seq.chain.block_size, None
+        for key in seq.keys_of(found, length // size * size):
+            if key not in self._owner:
+                return last
+            last = key
+        if length % size > 1:
+            (tail,) = seq.keys_of(length // size, length)
+            last = tail if tail in self._owner else last
+        return last
 
     def stake(self, owner: int, keys: Iterable[bytes]) -> None:
         """Claim what nobody has claimed yet."""

@@ -1,29 +1,27 @@
-"""Which cached block goes when one is needed: one policy decides on chains, and the blocks of every layer group follow.
+"""Evictor: chooses the cached blocks that go when blocks are needed, and reports what happened to contents as facts.
 
 The *leading* group is the first without a window (or the first of all): a chain that it has lost cannot be found, whatever the
-others still have. The policy knows the leading group's full blocks, and says which of them goes; the others' blocks of the same
-content go with it, and are the next to be taken there. A group that runs short by itself, because a window leaves it fewer
-blocks, gives up what the policy values least among its `SAMPLES` oldest.
+others still have. The policy knows the leading group's full blocks, and chooses among them; the others' blocks of the same
+content go with them, and are the next to be allocated there. A group that runs short by itself, because a window leaves it
+fewer blocks, loses the block that the policy values least among its `SAMPLES` oldest.
 
-A block that no policy was told of yet (its request is running, or was preempted and will come back) goes after all others.
+A block that the policy was never told of (its request is running, or was preempted and will come back) goes after all others.
 
-Where tenants are granted parts of the pool, the grants count the leading group's blocks that can be found: those of requests
-that are over. What a running request holds is nobody's grant; but it never takes what is reserved for others (`available`).
+Where tenants are granted parts of the pool, the grants count the leading group's blocks that can be found by content and whose
+requests have ended. Blocks that a running request holds count for no grant; but it never gets blocks that are reserved for
+others (`available`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from functools import partial
+from collections.abc import Sequence, Set
 from itertools import islice, takewhile
 
 from kveik.cache.eviction.policy import EvictionPolicy, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
+from kveik.cache.facts import Evicted, Fact, Gone, Inserted, Invalidated, Used, in_runs
 from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import LayerGroup
-from kveik.offload.evicted import Gone, in_runs
-from kveik.offload.manager import OffloadManager
-from kveik.offload.transfer import Transfer
 
 SAMPLES = 16
 
@@ -36,128 +34,127 @@ def leading(groups: Sequence[LayerGroup]) -> int:
 class Evictor:
     """Joins the groups with their policy; without one, each group goes by its pool's order, which is LRU."""
 
-    def __init__(self, groups: Sequence[GroupBlocks], policy: EvictionPolicy | None, block_size: int = 1) -> None:
+    def __init__(
+        self, groups: Sequence[GroupBlocks], policy: EvictionPolicy | None, block_size: int = 1, *, record_facts: bool = False
+    ) -> None:
+        """`record_facts`: a lower store reads them with `take_facts`; without one nothing is recorded."""
         self.policy = policy
         self.tenants = policy if isinstance(policy, TenantPolicy) else None
-        self.now = 0.0
-        """Seconds on the engine's clock, told by whoever sees one."""
-
-        self.asking: Owner = b""
-        """Who takes the next blocks."""
-
-        self._below: OffloadManager | None = None
-        self._transfers: list[Transfer] = []
+        self._record_facts = record_facts
+        self._facts: list[Fact] = []
         self._groups = groups
         self._block_size = block_size
         self._leading = leading([group.group for group in groups])
         self._lead = groups[self._leading]
         self._ends: dict[bytes, int] = {}
-        """Key -> groups with a window that need the block where a chain was left, as bits."""
+        """Key -> groups with a window that need the block where a chain was left, as bits. Kept for facts alone."""
 
-        if policy is None:
-            return
-        for group in groups:
-            group.give_up = partial(self._give_up_of, group)
-        self._lead.give_up = self._give_up
-        self._lead.forgotten = self._forgotten
         if self.tenants is not None:
             self._lead.pool.count_parties(len(self.tenants.parties))
 
-    @property
-    def below(self) -> OffloadManager | None:
-        """The tiers, where there are any; they are offered what is given up here, and told of the same requests."""
-        return self._below
+    # Facts.
 
-    @below.setter
-    def below(self, directory: OffloadManager | None) -> None:
-        self._below = directory
-        if directory is not None:
-            directory.block_of = self._block_of
+    def take_facts(self) -> list[Fact]:
+        """Facts since the last call, in order. The next step may write into the blocks that they name."""
+        facts, self._facts = self._facts, []
+        return facts
 
-    def _block_of(self, group: int, key: bytes) -> int:
-        return self._groups[group].index.by_key[key]
+    def contents(self) -> Evicted:
+        """Contents of the pool, as if all of them were evicted now. A question."""
+        keys = list(self._lead.index.by_key)
+        return self._evicted(keys, self._runs(keys, [self._owner(key) for key in keys]))
+
+    def _evicted(self, keys: Sequence[bytes], runs: Sequence[Gone]) -> Evicted:
+        return Evicted(runs, keys, [[group.index.by_key.get(key, -1) for key in keys] for group in self._groups])
+
+    def _record_evicted(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> None:
+        if self._record_facts and (runs := self._runs(keys, owners, wanted=wanted)):
+            self._facts.append(self._evicted(keys, runs))
+
+    def _runs(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> list[Gone]:
+        """Groups that have each block. Of those with a window only a chain's end could be of use, unless all is wanted."""
+        groups, ends = [0] * len(keys), self._ends
+        for number, group in enumerate(self._groups):
+            by_key, bit, anywhere = group.index.by_key, 1 << number, wanted or group.window is None
+            if anywhere and all(map(by_key.__contains__, keys)):
+                groups = [one | bit for one in groups]
+                continue
+            for place, key in enumerate(keys):
+                if key in by_key and (anywhere or ends.get(key, 0) & bit):
+                    groups[place] |= bit
+        return in_runs(keys, list(zip(groups, owners, strict=True)), wanted=wanted)
+
+    def _owner(self, key: bytes) -> Owner:
+        return b"" if self.tenants is None else self.tenants.owner_of(key)
+
+    # Events.
 
     def finished(self, visit: Visit) -> None:
-        """A request is over: nobody holds its blocks for it any more. `visit.stored` is found out here."""
+        """A request has ended and holds no blocks any more. `visit.stored` is found out here."""
         policy, by_key, keys = self.policy, self._lead.index.by_key, visit.keys
         if policy is None:
             return
         stored = sum(1 for _ in takewhile(by_key.__contains__, keys))
-        # What follows a gap can never be found here; below, where the gap may be filled, it can.
-        if self._below is not None:
-            self._offer_rest(self._below, visit, stored)
+        # What follows a gap can never be found here; in a tier, where the gap may be filled, it can.
+        self._evict(keys[stored:], [None if at < visit.public else visit.tenant for at in range(stored, len(keys))])
         for key in keys[stored:]:
-            self._ends.pop(key, None)
             policy.discarded(key)
-        for group in self._groups:
-            group.lose(keys[stored:])
         policy.used(visit._replace(stored=stored))
-        if self._below is not None:
+        if self._record_facts:
             self._note_end(keys[:stored])
-            self._below.used(visit)
+            self._facts.append(Used(visit))
         if self.tenants is not None:
-            self._settle_grants(self.tenants, visit.tenant, keys[:stored])
-
-    def _offer_rest(self, below: OffloadManager, visit: Visit, first: int) -> None:
-        owners = [None if place < visit.public else visit.tenant for place in range(first, len(visit.keys))]
-        below.offered(self._gone(visit.keys[first:], owners), self.now)
+            self._settle_grants(self.tenants, visit, keys[:stored])
 
     def _note_end(self, keys: Sequence[bytes]) -> None:
-        """Who goes on here reads the blocks of each window before the end."""
+        """A request that goes on here reads the blocks of each window before the end."""
         for number, group in enumerate(self._groups):
             if group.window is not None:
                 for key in keys[group.first_needed(len(keys) * self._block_size, self._block_size) :]:
                     self._ends[key] = self._ends.get(key, 0) | 1 << number
 
-    def _settle_grants(self, tenants: TenantPolicy, tenant: bytes, keys: Sequence[bytes]) -> None:
-        """These are known to be whose they are; what a tenant has beyond its maximum goes."""
-        pool, by_key = self._lead.pool, self._lead.index.by_key
+    def _settle_grants(self, tenants: TenantPolicy, visit: Visit, keys: Sequence[bytes]) -> None:
+        """These are known to be the tenant's; what it has beyond its maximum goes."""
+        pool, by_key, tenant = self._lead.pool, self._lead.index.by_key, visit.tenant
         for key in keys:
             pool.assign(by_key[key], tenants.number_of(key))
-        while tenants.beyond(tenant) and (surplus := tenants.victim_of(tenant, self._may_go, self.now)) is not None:
-            self._let_go([surplus], [tenant])
+        while tenants.beyond(tenant) and (surplus := tenants.victim_of(tenant, self._may_go, visit.went)) is not None:
+            self._evict([surplus], [tenant])
 
     def inserted(self, key: bytes, groups: int, owner: Owner) -> None:
-        """A content is complete in these groups (bits), and nobody had it before."""
-        if self._below is not None:
-            self._below.inserted(key, groups, self.now, owner)
+        """A content is complete in these groups (bits), which did not have it before."""
+        if self._record_facts:
+            blocks = tuple(group.index.by_key.get(key, -1) for group in self._groups)
+            self._facts.append(Inserted(key, groups, owner, blocks))
 
-    def disowned(self, keys: Iterable[bytes]) -> None:
-        """These contents are not what they should be, wherever they are."""
-        if self._below is not None:
-            self._below.forget(keys)
+    def invalidated(self, keys: Sequence[bytes]) -> None:
+        """These contents are wrong, wherever they are stored."""
+        if self._record_facts:
+            self._facts.append(Invalidated(tuple(keys)))
 
-    def retire(self) -> None:
-        """The process ends: what is worth keeping is offered to the tiers that last."""
-        if self._below is not None:
-            keys = list(self._lead.index.by_key)
-            self._below.retire(self._gone(keys, [self._owner(key) for key in keys]), self.now)
+    def remove(self, number: int, blocks: Sequence[int]) -> None:
+        """These blocks of a group cannot be found by content any more; those held stay held. No fact is recorded."""
+        keys = self._groups[number].remove(blocks)
+        if self.policy is not None and number == self._leading:
+            for key in keys:
+                self._ends.pop(key, None)
+                self.policy.discarded(key)
 
-    def _owner(self, key: bytes) -> Owner:
-        return b"" if self.tenants is None else self.tenants.owner_of(key)
+    def reset(self) -> None:
+        """Remove the content of all blocks that nobody holds."""
+        for number, group in enumerate(self._groups):
+            references = group.pool.references
+            self.remove(number, [block for block in group.index.blocks() if references[block] == 0])
 
-    def take_transfers(self) -> list[Transfer]:
-        """What is to be done below, in this order, and before the next write into the pool."""
-        self._collect()
-        transfers, self._transfers = self._transfers, []
-        return transfers
-
-    def transfer(self, one: Transfer) -> None:
-        """This too is to be done, after all that is known of so far."""
-        self._collect()
-        self._transfers.append(one)
-
-    def _collect(self) -> None:
-        if self._below is not None:
-            self._transfers += self._below.take_orders()
+    # Questions of tenants and learning.
 
     def available(self, tenant: bytes) -> int:
-        """Blocks that this tenant could take now in every group."""
+        """Blocks that this tenant could allocate now in every group."""
         return min([group.pool.available for group in self._groups] + [self._lead.pool.available - self.withheld(tenant)])
 
     def withheld(self, tenant: bytes, *, at_most: bool = False) -> int:
         """Blocks of the leading group that nobody holds and that are reserved for others; or at most so many, once held ones
-        are given back.
+        are freed.
         """
         if self.tenants is None:
             return 0
@@ -175,104 +172,98 @@ class Evictor:
 
     @property
     def wants_lesson(self) -> bool:
-        """Whether a policy, here or below, has seen enough to learn from."""
-        return any(policy.wants_lesson for policy in self._policies())
+        """The policy has seen enough to learn from."""
+        return self.policy is not None and self.policy.wants_lesson
 
-    def learn(self) -> None:
-        """Let the policies draw conclusions if they have seen enough: milliseconds, at most once per 64 requests each."""
-        for policy in self._policies():
-            if policy.wants_lesson:
-                policy.learn(self.now)
+    def learn(self, now: float) -> None:
+        """Let the policy draw conclusions if it has seen enough: milliseconds, at most once per 64 requests."""
+        if self.policy is not None and self.policy.wants_lesson:
+            self.policy.learn(now)
 
-    def _policies(self) -> list[EvictionPolicy]:
-        below = [] if self._below is None else [tier.policy for tier in self._below.tiers]
-        return below if self.policy is None else [self.policy, *below]
+    # Allocation and eviction.
 
-    def _give_up(self, count: int) -> None:
-        """In the leading group, and whatever belongs to it elsewhere."""
-        assert self.policy is not None
+    def allocate(self, number: int, count: int, tenant: Owner, now: float) -> list[int]:
+        """Blocks of a group for new content, each held once. Cached ones are evicted; there are as many (`available`)."""
+        group = self._groups[number]
+        short = count - group.pool.spare
+        if short > 0:
+            self._make_spare(number, short, tenant, now)
+        return group.allocate(count)
+
+    def evict(self, number: int, count: int, now: float) -> None:
+        """Evict so many full cached blocks of a group, although nothing needs them now. There are as many."""
+        pool = self._groups[number].pool
+        left = pool.full - count
+        self._make_spare(number, count, b"", now)
+        self.remove(number, list(islice(pool.oldest(), max(0, pool.full - left))))
+
+    def _make_spare(self, number: int, count: int, tenant: Owner, now: float) -> None:
+        """Evict so many full blocks of a group; without a policy its pool does it in its own order."""
+        if self.policy is None:
+            return
+        if number == self._leading:
+            self._evict_victims(self.policy, count, tenant, now)
+        else:
+            for _ in range(count):
+                self._evict_oldest(self.policy, number, now)
+
+    def _evict_victims(self, policy: EvictionPolicy, count: int, tenant: Owner, now: float) -> None:
+        """In the leading group, and the blocks of the same contents elsewhere."""
         tenants = self.tenants
-        if tenants is not None:
-            tenants.asking = self.asking
         while count > 0:
-            keys: Sequence[bytes] = self.policy.victims(count, self._may_go, self.now)
-            if keys:
-                self._let_go(keys, [b""] * len(keys) if tenants is None else tenants.gave_up)
+            if tenants is None:
+                keys = policy.victims(count, self._may_go, now)
+                owners: list[Owner] = [b""] * len(keys)
             else:
-                oldest = self._oldest()
-                if oldest is None:
+                victims = tenants.victims_for(tenant, count, self._may_go, now)
+                keys, owners = [key for key, _ in victims], [owner for _, owner in victims]
+            if keys:
+                self._evict(keys, owners)
+            else:
+                key = self._oldest(tenant)
+                if key is None:
                     return
-                keys = oldest.keys
-                self._let_go(keys, [oldest.owner], wanted=oldest.wanted)
+                keys, owner, wanted = [key], self._owner(key), not policy.holds(key)
+                policy.discarded(key)
+                self._evict(keys, [owner], wanted=wanted)
             count -= len(keys)
 
-    def _let_go(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> None:
-        """The policy knows them no more. `wanted`: their request was preempted and comes back for them."""
-        if self._below is not None:
-            self._below.offered(self._gone(keys, owners, wanted=wanted), self.now)
+    def _evict(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> None:
+        """Contents that the policy knows no more. `wanted`: their request was preempted and comes back for them."""
+        self._record_evicted(keys, owners, wanted=wanted)
         if self._ends:
             for key in keys:
                 self._ends.pop(key, None)
         for group in self._groups:
-            group.lose(keys)
+            group.evict(keys)
 
-    def _gone(self, keys: Sequence[bytes], owners: Sequence[Owner], *, wanted: bool = False) -> list[Gone]:
-        """Which groups have the blocks. In those with a window a chain's end alone could be of use, unless all is wanted."""
-        groups, ends = [0] * len(keys), self._ends
-        for number, group in enumerate(self._groups):
-            by_key, bit, anywhere = group.index.by_key, 1 << number, wanted or group.window is None
-            if anywhere and all(map(by_key.__contains__, keys)):
-                groups = [one | bit for one in groups]
-                continue
-            for place, key in enumerate(keys):
-                if key in by_key and (anywhere or ends.get(key, 0) & bit):
-                    groups[place] |= bit
-        return in_runs(keys, list(zip(groups, owners, strict=True)), wanted=wanted)
-
-    def _oldest(self) -> Gone | None:
-        """The oldest block that may go for whoever is asking: one that the policy has set aside, or was never told of, and then
-        it is `wanted`.
-        """
-        assert self.policy is not None
+    def _oldest(self, tenant: Owner) -> bytes | None:
+        """The oldest full block that may go for this tenant: the policy has set it aside, or was never told of it."""
         pool, index, tenants = self._lead.pool, self._lead.index, self.tenants
         for block in pool.oldest():
-            if tenants is None or tenants.may_take(pool.party[block], self.asking):
+            if tenants is None or tenants.may_take(pool.party[block], tenant):
                 entry = index.entry(block)
                 assert entry is not None
                 assert entry.key is not None
-                oldest = Gone((entry.key,), 0, self._owner(entry.key), not self.policy.holds(entry.key))
-                self.policy.discarded(entry.key)
-                return oldest
+                return entry.key
         return None
-
-    def _forgotten(self, key: bytes) -> None:
-        assert self.policy is not None
-        self._ends.pop(key, None)
-        self.policy.discarded(key)
 
     def _may_go(self, key: bytes) -> bool:
         return self._lead.pool.references[self._lead.index.by_key[key]] == 0
 
-    def _give_up_of(self, group: GroupBlocks, count: int) -> None:
-        """In a group with a window."""
-        for _ in range(count):
-            self._give_up_one_of(group)
-
-    def _give_up_one_of(self, group: GroupBlocks) -> None:
-        """What was valued more than the one that goes is not looked at again soon."""
-        assert self.policy is not None
-        policy, pool, now = self.policy, group.pool, self.now
+    def _evict_oldest(self, policy: EvictionPolicy, number: int, now: float) -> None:
+        """Evict a block of a group with a window. Those valued more than it are not looked at again soon."""
+        group = self._groups[number]
+        pool = group.pool
         oldest = [(block, entry.key) for block in islice(pool.oldest(), SAMPLES) if (entry := group.index.entry(block))]
         worth = policy.worths([key for _, key in oldest if key is not None], now)
         place = worth.index(min(worth))
         for passed, _ in oldest[:place]:
             pool.renew(passed)
         block, key = oldest[place]
-        if self._below is not None and key is not None:
-            bit = 1 << next(number for number, other in enumerate(self._groups) if other is group)
-            if self._ends.get(key, 0) & bit:
-                self._below.offered([Gone((key,), bit, self._owner(key))], now)
-        group.forget([block])
+        if self._record_facts and key is not None and self._ends.get(key, 0) & 1 << number:
+            self._facts.append(self._evicted((key,), [Gone((key,), 1 << number, self._owner(key))]))
+        self.remove(number, [block])
 
     def check(self, open_keys: Set[bytes]) -> None:
         """The policy knows the leading group's full blocks that nobody holds, but for some in the open sequences' chains.
@@ -286,14 +277,13 @@ class Evictor:
             references = self._lead.pool.references
             unheld = {key for key, block in self._lead.index.by_key.items() if references[block] == 0}
             assert unheld - known <= open_keys, "a cached block is not known to the policy"
-        if self._below is not None:
-            self._below.check()
-            assert self._ends.keys() <= self._lead.index.by_key.keys(), "ends of chains are remembered that are gone"
+        assert self._ends.keys() <= self._lead.index.by_key.keys(), "ends of chains are remembered that are gone"
+        assert self._record_facts or not self._facts, "facts are recorded that nobody reads"
         if self.tenants is not None:
             self._check_grants(self.tenants)
 
     def _check_grants(self, tenants: TenantPolicy) -> None:
-        """Nobody's cached blocks are more than its maximum; blocks are assigned to whose content they have."""
+        """No tenant's cached blocks are more than its maximum; blocks are assigned to the owner of their content."""
         pool = self._lead.pool
         for key, block in self._lead.index.by_key.items():
             assert pool.party[block] == tenants.number_of(key), "a block is assigned to somebody else"

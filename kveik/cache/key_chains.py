@@ -50,7 +50,8 @@ class KeyChains:
 
     def remember(self, chain: KeyChain, parent: bytes) -> None:
         """Without caching: a block behind this parent was registered."""
-        self._private[chain.namespace].parents[parent] = None
+        if not self.caching:
+            self._private[chain.namespace].parents[parent] = None
 
     def close(self, chain: KeyChain) -> tuple[bytes, ...]:
         """A sequence is closed. Parents of all blocks that nobody may find any more."""

@@ -19,15 +19,16 @@ from kveik.cache.capacity import GroupCapacity, Shortage
 from kveik.cache.claims import Claims
 from kveik.cache.eviction.policy import EvictionPolicy, Retention, Visit
 from kveik.cache.evictor import Evictor
+from kveik.cache.facts import Evicted, Fact
 from kveik.cache.group import GroupBlocks, GroupUsage
 from kveik.cache.held import check_blocks
 from kveik.cache.key_chains import KeyChains
-from kveik.cache.keys import KeySpace, block_key
+from kveik.cache.keys import KeySpace
 from kveik.cache.layout import BlockCopy, LayerGroup, blocks_for
+from kveik.cache.load_reservations import LoadReservations, Place
 from kveik.cache.prefix_match import PrefixMatch, longest_match
 from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.cache.sequence_blocks import Admission, SequenceBlocks
-from kveik.offload.loader import Loader
 
 
 class KVCacheManager:
@@ -47,10 +48,11 @@ class KVCacheManager:
         kv_dtype: str = "float32",
         eviction: EvictionPolicy | None = None,
         public: PublicPrefixes | None = None,
+        record_facts: bool = False,
     ) -> None:
         """`blocks`: per group. `rows`: sequences running at once. `max_chunk`: tokens of one sequence in one step at most.
         `eviction`: which cached block goes first; None: the one that was not used for longest. `public`: beginnings of prompts
-        whose blocks all tenants share.
+        whose blocks all tenants share. `record_facts`: a lower store reads them (`take_facts`).
 
         Raises DoesNotFit where a group cannot hold one sequence of `max_model_len` tokens: so whatever is admitted can run.
         """
@@ -60,12 +62,13 @@ class KVCacheManager:
         self.rows = rows
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
         self._windowed = [(number, group) for number, group in enumerate(self._groups) if group.window is not None]
-        self.evictor = Evictor(self._groups, eviction if enable_prefix_caching else None, block_size)
+        policy = eviction if enable_prefix_caching else None
+        self.evictor = Evictor(self._groups, policy, block_size, record_facts=record_facts)
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
         space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
         self._naming = KeyChains(space, block_size, caching=enable_prefix_caching, public=public)
         self._seqs: dict[int, SequenceBlocks] = {}
-        self.loads = Loader(self._groups, self._seqs, self.evictor, block_size)
+        self._loads = LoadReservations(self._groups, self.evictor, block_size)
         self._filling: dict[int, SequenceBlocks] = {}
         self._claims = Claims()
         self._by_row: list[SequenceBlocks | None] = [None] * rows
@@ -87,11 +90,6 @@ class KVCacheManager:
         return tuple(group.usage for group in self._groups)
 
     @property
-    def free_rows(self) -> int:
-        """Sequences that could be admitted as far as rows go."""
-        return self._tables.free_rows
-
-    @property
     def filling(self) -> Set[int]:
         """Running sequences that have not computed what they were admitted with."""
         return self._filling.keys()
@@ -107,21 +105,9 @@ class KVCacheManager:
         The last one, where several follow each other. None: there is nothing to wait for. Of partial blocks only the tail of
         an equal prompt counts; a few tokens in common are computed sooner than waited for.
         """
-        if not self._claims or (match is not None and match.tokens >= limit):
+        if match is not None and match.tokens >= limit:
             return None
-        seq = self._seqs[sequence_id]
-        length, size = len(seq.tokens), self.block_size
-        whole, found = length // size, match.full if match else 0
-        keys = seq.chain.extend(seq.tokens, whole)
-        last = None
-        for key in keys[found:whole]:
-            if key not in self._claims:
-                return last
-            last = key
-        if length % size > 1:
-            tail = block_key(seq.chain.parent(whole), seq.tokens[whole * size :])
-            last = tail if tail in self._claims else last
-        return last
+        return self._claims.blocker(self._seqs[sequence_id], match.full if match else 0)
 
     def claimed(self, key: bytes) -> bool:
         """Whether a running sequence is still about to compute this content."""
@@ -166,11 +152,47 @@ class KVCacheManager:
         """The block tables of the first `rows` rows, of which none has room for more than `length` tokens."""
         return self._tables.view(rows, blocks_for(length, self.block_size))
 
+    def chain_keys(self, sequence_id: int, limit: int) -> list[bytes]:
+        """Keys of the sequence's whole blocks within its first `limit` tokens."""
+        seq, whole = self._seqs[sequence_id], max(0, limit) // self.block_size
+        return seq.chain.extend(seq.tokens, whole)[:whole]
+
+    def in_pool(self, group: int, key: bytes) -> bool:
+        """The content can be found in a block of this group."""
+        return key in self._groups[group].index.by_key
+
+    def cached_contents(self) -> Evicted:
+        """Contents of the pool, as if all of them were evicted now."""
+        return self.evictor.contents()
+
+    @property
+    def loading(self) -> Set[int]:
+        """Sequences that have blocks reserved for a load."""
+        return self._loads.active.keys()
+
     # Actions.
 
     def begin_plan(self) -> None:
         """A plan is about to be made: views of the block tables that were handed out before are stale."""
         self._tables.version += 1
+
+    def take_facts(self) -> list[Fact]:
+        """Facts since the last call, in order: to be read before the next step writes into the pool."""
+        return self.evictor.take_facts()
+
+    def reserve_load(
+        self, sequence_id: int, wanted: Sequence[Place], firsts: Sequence[int], last: int, now: float
+    ) -> tuple[int, ...] | None:
+        """Blocks to load the wanted records into; None where there are not as many (`LoadReservations.reserve`)."""
+        return self._loads.reserve(self._seqs[sequence_id], wanted, firsts, last, now)
+
+    def finish_load(self, sequence_id: int, number: int) -> None:
+        """The wanted record of this number is in its block, whole, and can be found from now on."""
+        self._loads.finish(self._seqs[sequence_id], number)
+
+    def end_load(self, sequence_id: int) -> None:
+        """Free the blocks of a load; what has arrived stays cached."""
+        self._loads.end(sequence_id)
 
     def open(
         self,
@@ -191,27 +213,27 @@ class KVCacheManager:
             sequence_id, tokens, chain, blocks, [0] * len(self._groups), tenant=tenant, retention=retention
         )
 
-    def admit(self, sequence_id: int, match: PrefixMatch | None, target: int) -> Admission:
+    def admit(self, sequence_id: int, match: PrefixMatch | None, target: int, now: float) -> Admission:
         """Give the sequence a row and the blocks that were matched, and claim what it is about to compute.
 
         `match` is this sequence's, and nothing was admitted or grown since it was found. `target`: how many tokens it computes
-        before it goes on one by one.
+        before it goes on one by one. `now`: seconds on the engine's clock.
         """
         seq = self._seqs[sequence_id]
         seq.row = self._tables.take_row()
         self._by_row[seq.row] = seq
         seq.target = target
-        seq.came = self.evictor.now if seq.came is None else seq.came
+        seq.came = now if seq.came is None else seq.came
         self._holders += 1
         copies: tuple[BlockCopy, ...] = ()
         if match is not None:
             self._share(seq, match)
-            copies = self._copy(seq, match)
+            copies = self._copy(seq, match, now)
             seq.matched = seq.committed = match.tokens
             seq.registered = match.full
         if seq.committed < target:
             self._filling[sequence_id] = seq
-            self._claims.stake(sequence_id, seq.about_to_compute(self.block_size))
+            self._claims.stake(sequence_id, seq.keys_to_compute())
         return Admission(seq.row, seq.committed, copies)
 
     def exchange_rows(self, one: int, other: int) -> None:
@@ -224,14 +246,13 @@ class KVCacheManager:
             if (seq := self._by_row[row]) is not None:
                 seq.row = row
 
-    def grow(self, sequence_id: int, length: int) -> int:
+    def grow(self, sequence_id: int, length: int, now: float) -> int:
         """Give the sequence room for `length` tokens; there are blocks for it (`reach`). The room it has, in tokens."""
         seq = self._seqs[sequence_id]
-        self.evictor.asking = seq.tenant
         needed = blocks_for(length, self.block_size)
-        for group, blocks, table in zip(self._groups, seq.blocks, self._tables.arrays, strict=True):
+        for number, (blocks, table) in enumerate(zip(seq.blocks, self._tables.arrays, strict=True)):
             if len(blocks) < needed:
-                taken = group.take(needed - len(blocks))
+                taken = self.evictor.allocate(number, needed - len(blocks), seq.tenant, now)
                 table[seq.row, len(blocks) : needed] = taken
                 blocks += taken
         return len(seq.blocks[0]) * self.block_size
@@ -289,34 +310,30 @@ class KVCacheManager:
         seq.blocks = [[] for _ in self._groups]
         seq.firsts = [0] * len(self._groups)
 
-    def disown(self, sequence_id: int) -> None:
-        """Make nothing findable of what the sequence holds: its values are not finite, so nobody else may read them."""
+    def invalidate(self, sequence_id: int) -> None:
+        """Remove from the cache what the sequence holds: its values are not finite, so no other may read them."""
         seq = self._seqs[sequence_id]
-        for number, group in enumerate(self._groups):
-            held = seq.blocks[number][seq.firsts[number] :]
-            group.forget([block for block in held if block in group.index])
-        self.evictor.disowned(seq.chain.keys)
+        for number in range(len(self._groups)):
+            self.evictor.remove(number, seq.blocks[number][seq.firsts[number] :])
+        self.evictor.invalidated(seq.chain.keys)
         # Release registers what goes beyond what was matched; nothing does.
         seq.matched = len(seq.tokens)
 
-    def close(self, sequence_id: int) -> None:
+    def close(self, sequence_id: int, now: float) -> None:
         """Forget the sequence, which holds nothing. Without caching, its request's blocks go with the last choice."""
         seq = self._seqs.pop(sequence_id)
         assert seq.row is None, f"sequence {sequence_id} still holds blocks"
         if seq.came is not None:
             keys, answer = seq.chain.keys[: seq.kept], len(seq.tokens) - seq.prompt
             public = min(seq.chain.public_blocks, len(keys))
-            now, hint = self.evictor.now, seq.retention
-            self.evictor.finished(Visit(keys, 0, answer, seq.came, now, hint, seq.tenant, public))
+            self.evictor.finished(Visit(keys, 0, answer, seq.came, now, seq.retention, seq.tenant, public))
         for parent in self._naming.close(seq.chain):
-            for group in self._groups:
-                group.forget(group.index.children(parent))
+            for number, group in enumerate(self._groups):
+                self.evictor.remove(number, group.index.children(parent))
 
     def reset(self) -> None:
-        """Forget the content of all blocks that nobody holds."""
-        for group in self._groups:
-            references = group.pool.references
-            group.forget([block for block in group.index.blocks() if references[block] == 0])
+        """Remove the content of all blocks that nobody holds."""
+        self.evictor.reset()
 
     def check(self) -> None:
         """Law 1 and the KV cache manager's part of law 2, over everything: O(blocks). Raises AssertionError."""
@@ -333,7 +350,7 @@ class KVCacheManager:
                 check_blocks(seq, number, group, self._tables.arrays[number], self.block_size)
                 for block in seq.blocks[number][seq.firsts[number] :]:
                     holders[block] = holders.get(block, 0) + 1
-            self.loads.count_holders(number, holders)
+            self._loads.count_holders(number, holders)
             group.check(holders)
         self.evictor.check({key for seq in self._seqs.values() for key in seq.chain.keys})
 
@@ -347,12 +364,11 @@ class KVCacheManager:
             seq.blocks[number] = [0] * first + list(match.blocks[number])
             self._tables.arrays[number][seq.row, first : match.full] = match.blocks[number]
 
-    def _copy(self, seq: SequenceBlocks, match: PrefixMatch) -> tuple[BlockCopy, ...]:
+    def _copy(self, seq: SequenceBlocks, match: PrefixMatch, now: float) -> tuple[BlockCopy, ...]:
         """A fresh block in every group for the slots that are copied. All matched blocks are held by now."""
         copies = []
-        self.evictor.asking = seq.tenant
         for number, source in enumerate(match.sources):
-            (target,) = self._groups[number].take(1)
+            (target,) = self.evictor.allocate(number, 1, seq.tenant, now)
             seq.blocks[number].append(target)
             self._tables.arrays[number][seq.row, match.full] = target
             copies.append(BlockCopy(number, source, target))
@@ -367,7 +383,7 @@ class KVCacheManager:
         for block in range(first, whole):
             parent = chain.parent(block)
             key, content = keys[block], tuple(tokens[block * size : (block + 1) * size])
-            self._remember(seq, parent)
+            self._naming.remember(seq.chain, parent)
             fresh = 0
             for number, (group, blocks, needed) in enumerate(zip(self._groups, seq.blocks, seq.firsts, strict=True)):
                 if block >= needed and group.register_full(blocks[block], parent, content, key):
@@ -383,13 +399,9 @@ class KVCacheManager:
         if not content:
             return
         parent = seq.chain.parent(whole)
-        self._remember(seq, parent)
+        self._naming.remember(seq.chain, parent)
         for blocks, group in zip(seq.blocks, self._groups, strict=True):
             group.register_partial(blocks[whole], parent, content)
-
-    def _remember(self, seq: SequenceBlocks, parent: bytes) -> None:
-        if not self._naming.caching:
-            self._naming.remember(seq.chain, parent)
 
     def _leave_window(self, seq: SequenceBlocks, number: int, first: int) -> None:
         blocks = seq.blocks[number]

@@ -1,7 +1,7 @@
 """How many blocks the memory holds, and what that means in tokens and sequences. Arithmetic only.
 
-    budget = available * utilization - weights - workspace        or as given by --kv-cache-memory-bytes
-    blocks = floor(budget / bytes of a block)                     one layer group
+    budget = available * utilization - weights - workspace - process     or as given by --kv-cache-memory-bytes
+    blocks = floor(budget / bytes of a block)                            one layer group
 
 Several groups share the budget. Every group first gets what one sequence of `max_model_len` tokens holds of it at most
 (`blocks_at_most`); beyond that, blocks are in the proportion in which a sequence of min(max_model_len, 4096) tokens holds them.
@@ -38,6 +38,9 @@ class MemoryPlan:
     utilization: float
     weight_bytes: int
     workspace_bytes: int
+    process_bytes: int
+    """The process's own share: interpreter, libraries, vocabulary, and what serving adds to them."""
+
     budget_bytes: int
     """What the blocks may take."""
 
@@ -51,6 +54,11 @@ class MemoryPlan:
     def cache_bytes(self) -> int:
         """What the blocks do take."""
         return sum(count * layout.block_bytes for count, layout in zip(self.blocks, self.layouts, strict=True))
+
+    @property
+    def planned_bytes(self) -> int:
+        """All of the above: resident memory stays below."""
+        return self.weight_bytes + self.workspace_bytes + self.process_bytes + self.ram_bytes + self.cache_bytes
 
     @property
     def tokens(self) -> int:
@@ -77,10 +85,11 @@ class MemoryPlan:
         below = f", a tier of {amount(self.ram_bytes)} in memory" if self.ram_bytes else ""
         return (
             f"memory available {amount(self.available_bytes)} × {self.utilization:g}, weights {amount(self.weight_bytes)}, "
-            f"workspace {amount(self.workspace_bytes)}{below}",
+            f"workspace {amount(self.workspace_bytes)}, process {amount(self.process_bytes)}{below}",
             f"key/value blocks {amount(self.cache_bytes)} of {amount(self.budget_bytes)} ({self.source}), "
             f"{counted(self.layouts[0].block_size, 'token')} each",
             *groups,
+            f"planned memory {amount(self.planned_bytes)} in all",
             f"room for {self.concurrency:.1f} sequences of {counted(self.max_model_len, 'token')} (--max-model-len), "
             f"or {self.sequences(min(512, self.max_model_len)):.1f} of {min(512, self.max_model_len)}",
         )
@@ -94,29 +103,28 @@ def plan_memory(
     available_bytes: int,
     weight_bytes: int,
     workspace_bytes: int,
+    process_bytes: int,
     gpu_memory_utilization: float,
     kv_cache_memory_bytes: int | None = None,
     num_gpu_blocks_override: int | None = None,
     ram_bytes: int = 0,
     hybrid_fraction: float | None = None,
 ) -> MemoryPlan:
-    """Blocks per group. `available_bytes`: what the cgroup leaves before weights are loaded; `max_chunk`: tokens of one
-    sequence in one step at most. `ram_bytes`: of a tier in memory, which what is found has to hold too; or
-    `hybrid_fraction`: its share of whatever there is for keys and values. Raises DoesNotFit, with the arithmetic, where one
-    sequence of `max_model_len` does not fit.
+    """Blocks per group. `available_bytes`: what the process may have in all; `max_chunk`: tokens of one sequence in one step
+    at most. `ram_bytes`: of a tier in memory; or `hybrid_fraction`: its share of whatever there is for keys and values.
+    Raises DoesNotFit, with the arithmetic, where one sequence of `max_model_len` does not fit.
     """
-    layouts = tuple(layouts)
-    source = "--gpu-memory-utilization"
-    budget = max(0, math.floor(available_bytes * gpu_memory_utilization) - weight_bytes - workspace_bytes - ram_bytes)
+    layouts, source = tuple(layouts), "--gpu-memory-utilization"
+    taken = weight_bytes + workspace_bytes + process_bytes + ram_bytes
+    budget = max(0, math.floor(available_bytes * gpu_memory_utilization) - taken)
     if kv_cache_memory_bytes is not None:
         budget, source = kv_cache_memory_bytes, "--kv-cache-memory-bytes"
     if hybrid_fraction is not None:
         budget -= (ram_bytes := int(budget * hybrid_fraction))
     if num_gpu_blocks_override is not None:
-        blocks: tuple[int, ...] | None = (num_gpu_blocks_override,) * len(layouts)
+        enough = num_gpu_blocks_override >= max(_needed(layouts, max_model_len, max_chunk))
+        blocks = (num_gpu_blocks_override,) * len(layouts) if enough else None
         budget, source = num_gpu_blocks_override * sum(layout.block_bytes for layout in layouts), "--num-gpu-blocks-override"
-        if num_gpu_blocks_override < max(_needed(layouts, max_model_len, max_chunk)):
-            blocks = None
     else:
         blocks = _split(layouts, max_model_len, max_chunk, budget)
     plan = MemoryPlan(
@@ -128,6 +136,7 @@ def plan_memory(
         utilization=gpu_memory_utilization,
         weight_bytes=weight_bytes,
         workspace_bytes=workspace_bytes,
+        process_bytes=process_bytes,
         budget_bytes=budget,
         source=source,
         ram_bytes=ram_bytes,
@@ -184,7 +193,8 @@ def _why_not(plan: MemoryPlan, override: int | None, fraction: float) -> str:
         below = f" - {name} {plan.ram_bytes}" if plan.ram_bytes else ""
         arithmetic = (
             f"{counted(plan.available_bytes, 'byte')} available × --gpu-memory-utilization {plan.utilization:g} - weights "
-            f"{plan.weight_bytes} - workspace {plan.workspace_bytes}{below} leaves {counted(plan.budget_bytes, 'byte')}."
+            f"{plan.weight_bytes} - workspace {plan.workspace_bytes} - process {plan.process_bytes}{below} "
+            f"leaves {counted(plan.budget_bytes, 'byte')}."
         )
     return (
         f"One sequence of --max-model-len {counted(plan.max_model_len, 'token')} needs {counts} = "
@@ -202,7 +212,7 @@ def _remedies(plan: MemoryPlan, override: int | None, fraction: float, least: Se
         remedies.append(f"--num-gpu-blocks-override {max(least)}, or none with --kv-cache-memory-bytes {wanted}")
         return "What would work: " + "; or ".join(remedies) + "."
     whole = _whole(wanted, fraction)
-    beside = plan.weight_bytes + plan.workspace_bytes + (0 if fraction else plan.ram_bytes)
+    beside = plan.weight_bytes + plan.workspace_bytes + plan.process_bytes + (0 if fraction else plan.ram_bytes)
     if whole + beside <= plan.available_bytes:
         remedies.append(f"--kv-cache-memory-bytes {whole}")
     if fraction:

@@ -74,10 +74,15 @@ class SequenceBlocks:
     def held(self) -> bool:
         return self.row is not None
 
-    def about_to_compute(self, block_size: int) -> list[bytes]:
-        """Keys of the blocks between what is cached and the target, a partial last one included."""
-        whole = self.target // block_size
-        keys = self.chain.extend(self.tokens, whole)[self.registered : whole]
-        if self.target % block_size:
-            keys.append(block_key(self.chain.parent(whole), self.tokens[whole * block_size : self.target]))
+    def keys_of(self, first: int, length: int) -> list[bytes]:
+        """Keys of the first `length` tokens' blocks from number `first` on, that of a partial last block included."""
+        size = self.chain.block_size
+        whole = length // size
+        keys = self.chain.extend(self.tokens, whole)[first:whole]
+        if length % size:
+            keys.append(block_key(self.chain.parent(whole), self.tokens[whole * size : length]))
         return keys
+
+    def keys_to_compute(self) -> list[bytes]:
+        """Keys of the blocks that it computes before it goes on one by one."""
+        return self.keys_of(self.registered, self.target)

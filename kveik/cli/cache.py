@@ -1,4 +1,4 @@
-"""kveik cache: what the cache does, would do, and keeps on a disk."""
+"""kveik cache: replays of traces, and the content of a disk tier."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from kveik.cli.command import WIDTH, Command
-from kveik.cli.say import say
+from kveik.cli.start import say, show
 from kveik.clock import SystemClock
 from kveik.measure.trace_replay import ReplayFigures, ReplaySetting, read_trace
 from kveik.measure.trace_replay import replay as replay_once
@@ -26,74 +23,25 @@ from kveik.offload.stores.disk_offline import clear_folder, is_empty, store_at
 from kveik.offload.stores.store import verify as verify_store
 from kveik.words import counted
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=WIDTH)
 
-
-class PolicyName(StrEnum):
-    """Eviction policies that a replay knows."""
-
-    hazard = "hazard"
-    lru = "lru"
-    lru_plain = "lru-plain"
-
-
-class BelowName(StrEnum):
-    """Those of a store below."""
-
-    hazard = "hazard"
-    lru = "lru"
-
-
-@app.callback()
-def cache() -> None:
-    """Replay a trace of requests, or look at what a disk keeps.
-
-    \b
-    kveik cache replay conversation.jsonl --blocks 10000
-    kveik cache verify ~/kv
-    """
-
-
-BlocksCached = Annotated[
-    int, typer.Option(min=1, help="Blocks of the trace, 512 tokens each, that stay cached between requests.")
-]
-BlocksBelow = Annotated[int, typer.Option(min=0, help="Blocks of a store below the pool, of 512 tokens, too; 0: none.")]
-
-
-@app.command(cls=Command, context_settings=WIDTH)
 def replay(
-    trace: Annotated[Path, typer.Argument(help="JSON lines: timestamp, input_length, output_length, hash_ids; also .gz.")],
-    blocks: BlocksCached,
-    policy: Annotated[PolicyName, typer.Option(help="Which cached block goes first.")] = PolicyName.hazard,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs with different seeds; the mean counts.")] = 3,
-    inside: Annotated[bool, typer.Option("--inside", help="The running request's blocks count among them.")] = False,
-    below: BlocksBelow = 0,
-    policy_below: Annotated[BelowName, typer.Option(help="Which of its blocks goes first.")] = BelowName.hazard,
-    write_factor: Annotated[
-        float,
-        typer.Option(min=0.0, help="Worth, against the store's recent victims, that a block needs to be written; 0: any."),
-    ] = 1.5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per seed instead of a table.")] = False,
+    trace: Path,
+    blocks: int,
+    policy: Literal["hazard", "lru", "lru-plain"],
+    seeds: int,
+    inside: bool,
+    below: int,
+    policy_below: Literal["hazard", "lru"],
+    write_factor: float,
+    as_json: bool,
 ) -> None:
-    """Replay a trace through the pool and index that serve, and tell how much of its prompts would have been found.
-
-    \b
-    kveik cache replay conversation.jsonl --blocks 10000
-    kveik cache replay conversation.jsonl --blocks 1000 --below 10000 --policy lru
-
-    A block is found where it and all before it are cached. hazard: what is least likely to be used soon goes first, as learnt
-    while serving. lru: what was not used for longest, a prompt's end before its beginning, full blocks only. lru-plain: as
-    simulations have it that know of blocks only, a prompt's beginning before its end.
-
-    A block is one of the trace, 512 tokens, whatever --block-size is: a pool of N tokens (see `kveik plan`) is N / 512 blocks.
-    docs/CACHE.md says how a trace is made of logged prompts. Rates are of CPU time; ten thousand requests take a second or two.
-    """
+    """Prints the hits of a trace."""
     setting = ReplaySetting(
         blocks=blocks,
-        policy=policy.value,
+        policy=policy,
         inside=inside,
         below=below,
-        policy_below=policy_below.value,
+        policy_below=policy_below,
         write_factor=write_factor or None,
     )
     requests = read_trace(trace)
@@ -102,76 +50,53 @@ def replay(
         f"{counted(sum(len(one.keys) for one in requests), 'block', ',')}"
     )
     # Only samples are drawn, and recency draws none.
-    draws = "hazard" in (policy.value, policy_below.value if below else "")
+    draws = "hazard" in (policy, policy_below if below else "")
     figures = [replay_once(requests, setting, seed) for seed in range(seeds if draws else 1)]
     if as_json:
         for one in figures:
-            typer.echo(json.dumps(asdict(one)))
+            show(json.dumps(asdict(one)))
     else:
         Console().print(_table(figures, setting))
 
 
-def _folder(text: str) -> Path:
-    # A Path cannot tell: of nothing it makes the folder that somebody is in.
-    if not text:
-        raise typer.BadParameter("it is empty; it must be a folder.")
-    try:
-        return Path(text).expanduser() / KV_FOLDER
-    except RuntimeError as error:
-        raise typer.BadParameter(f"{text}: there is no such user.") from error
-
-
-PathOfStore = Annotated[Path, typer.Argument(parser=_folder, metavar="PATH", help="The --kv-disk of a stopped server.")]
-
-
-@app.command(name="ls", cls=Command, context_settings=WIDTH)
-def list_(path: PathOfStore) -> None:
-    """Tell what a --kv-disk folder holds, by layer group. Its server must be stopped."""
-    if is_empty(path):
-        typer.echo("0 records")
+def ls(path: Path) -> None:
+    """Prints the records of a folder by layer group."""
+    if is_empty(path / KV_FOLDER):
+        show("0 records")
         return
-    with _store(path, read_only=True) as store:
+    with _store(path / KV_FOLDER, read_only=True) as store:
         groups: dict[int, list[int]] = {}
         for key, size in store.contents():
             groups.setdefault(key.group, []).append(size)
         for group, sizes in sorted(groups.items()):
-            typer.echo(f"layer group {group}: {counted(len(sizes), 'record', ',')}, {counted(sum(sizes), 'byte', ',')}")
-        typer.echo(f"{counted(store.records, 'record', ',')}, {counted(store.bytes_used, 'byte', ',')} on the disk")
+            show(f"layer group {group}: {counted(len(sizes), 'record', ',')}, {counted(sum(sizes), 'byte', ',')}")
+        show(f"{counted(store.records, 'record', ',')}, {counted(store.bytes_used, 'byte', ',')} on the disk")
 
 
-@app.command(cls=Command, context_settings=WIDTH)
-def verify(
-    path: PathOfStore,
-    forget: Annotated[bool, typer.Option("--forget", help="Remove records that would not be used.")] = False,
-) -> None:
-    """Read and check every record of a --kv-disk folder; ends with code 1 where one would not be used."""
-    if is_empty(path):
-        typer.echo("0 records")
-        return
-    with _store(path, read_only=not forget) as store:
+def verify(path: Path, forget: bool) -> int:
+    """Reads and checks every record. Returns 1 where one would not be used."""
+    if is_empty(path / KV_FOLDER):
+        show("0 records")
+        return 0
+    with _store(path / KV_FOLDER, read_only=not forget) as store:
         report = verify_store(store, forget=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
     removed = f"; {report.removed:,} removed" if forget else ""
     verb = "is" if report.records == 1 else "are"
-    typer.echo(
+    show(
         f"{report.sound:,} of {counted(report.records, 'record', ',')} {verb} sound{reasons}; "
         f"{counted(report.bytes, 'byte', ',')} read{removed}"
     )
-    if report.misses:
-        raise typer.Exit(1)
+    return 1 if report.misses else 0
 
 
-@app.command(cls=Command, context_settings=WIDTH)
-def clear(path: PathOfStore) -> None:
-    """Remove everything from the folder kveik-kv in a --kv-disk folder, damaged or not.
-
-    Its server must be stopped; a running one has POST /cache/reset.
-    """
-    cleared = clear_folder(path, SystemClock())
+def clear(path: Path) -> None:
+    """Removes everything from a store's folder."""
+    cleared = clear_folder(path / KV_FOLDER, SystemClock())
     if cleared.records is None:
-        typer.echo(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
+        show(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
     else:
-        typer.echo(f"{counted(cleared.records, 'record', ',')} removed, {counted(cleared.bytes, 'byte', ',')} freed")
+        show(f"{counted(cleared.records, 'record', ',')} removed, {counted(cleared.bytes, 'byte', ',')} freed")
 
 
 @contextlib.contextmanager

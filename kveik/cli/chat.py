@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Annotated, Protocol
+from typing import Protocol
 
-import typer
-
-from kveik.cli.command import single
-from kveik.cli.fetch import with_model
-from kveik.cli.interrupts import interruptible
-from kveik.cli.options import CACHE, MODEL, SAMPLING, SCHEDULE, STREAM, Settings, takes
-from kveik.cli.say import say
-from kveik.cli.setting import Drawn, Slice
-from kveik.config import StreamConfig
+from kveik.cli.options import Settings
+from kveik.cli.start import interruptible, say
+from kveik.config import EngineConfig, StreamConfig
 from kveik.engine.llm import LLM
 from kveik.engine.stream import Delta
 from kveik.errors import KveikError
@@ -30,41 +23,14 @@ from kveik.words import counted
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  # imported for what it does to input()
 
-CHAT_SAMPLING = Slice(
-    SamplingParams,
-    SAMPLING.heading,
-    names=tuple(name for name in SAMPLING.names or () if name not in ("n", "logprobs")),
-    defaults={**SAMPLING.defaults, "max_tokens": 1024},
-)
-CHAT_STREAM = Slice(
-    StreamConfig, STREAM.heading, defaults={"seed": Drawn(lambda: secrets.randbits(31), "another one at every start")}
-)
 Message = dict[str, object]
 HELP = "/clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
-@takes(MODEL, CACHE, SCHEDULE, CHAT_STREAM, CHAT_SAMPLING)
-def chat(
-    settings: Settings,
-    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
-) -> None:
-    """Talk to a model in the terminal.
-
-    \b
-    kveik chat                               the default model
-    kveik chat qwen2.5-coder-1.5b --system "Answer in one sentence."
-    echo "What is yeast?" | kveik chat       one question a line, answers on stdout
-
-    After each answer it says how fast it came and how much of the conversation was found in the cache: from the second turn on
-    that is nearly all of it, so long conversations do not become slow.
-
-    Answers are drawn at temperature 0.7 among the likeliest tokens (--top-p 0.95), and differ from start to start unless --seed
-    is given; --temperature 0 takes the likeliest token each time.
-
-    In the terminal: /clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer.
-    """
+def chat(settings: Settings, config: EngineConfig, system: str | None) -> None:
+    """Answers line after line."""
     interactive = sys.stdin.isatty()
-    llm = LLM(with_model(settings.engine))
+    llm = LLM(config)
     with interruptible(), contextlib.closing(llm):
         if interactive:
             seed = settings.of(StreamConfig).seed
@@ -88,7 +54,7 @@ NOT_UTF8 = "That line is not UTF-8, so the model was not asked; the conversation
 
 
 def _lines(interactive: bool) -> Iterator[str]:
-    """What the user types, line by line, until the end of input, /exit or Ctrl-C at the prompt."""
+    """The lines that the user types, until the end of input, /exit or Ctrl-C at the prompt."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         # Decoding strictly, one bad byte would take all lines with it that were read along.
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -131,7 +97,7 @@ def _turn(conversation: Conversation, line: str, interactive: bool) -> None:
         if begun:
             sys.stdout.write("\n")
             sys.stdout.flush()
-        # A pipe has nobody who could type /clear.
+        # Through a pipe, /clear cannot be typed in answer to an error.
         if not interactive:
             raise
         say(f"{error.message} That turn is not part of the conversation; /clear starts a new one.")
@@ -158,7 +124,7 @@ def _interrupt_noticed() -> Iterator[Callable[[], bool]]:
 
 
 class Chatting(Protocol):
-    """What a conversation needs of a model: `LLM` has it."""
+    """The part of `LLM` that a conversation needs."""
 
     def tokens_of_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Token ids of the messages, ready for the answer."""
@@ -214,6 +180,3 @@ class Conversation:
             f"[{counted(tokens, 'token')}{pace}, first after {first - start:.2f} s; {cached} of "
             f"{counted(prompt, 'prompt token')} were cached]"
         )
-
-
-app = single(chat)

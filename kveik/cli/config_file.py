@@ -49,7 +49,7 @@ def _checked(setting: Setting, value: object, source: str) -> object:
 
 
 def _checked_one(setting: Setting, value: object, source: str) -> object:
-    """One value of the setting's type. TOML knows types, so "8" is no number here and true is no 1."""
+    """One value of the setting's type. TOML knows types, so "8" is not a number here and true is not 1."""
     kind = setting.kind
     if get_origin(kind) is Literal:
         if value in get_args(kind):
@@ -61,7 +61,7 @@ def _checked_one(setting: Setting, value: object, source: str) -> object:
         try:
             return parse_size(value)
         except BadValue as error:
-            raise BadValue(f"{source} a size that is none: {error.message}", param=setting.name) from error
+            raise BadValue(f"{source} a bad size: {error.message}", param=setting.name) from error
     if type(value) is not kind:
         raise BadValue(f"{source} {value!r}; it must be: {setting.kind_text}.", param=setting.name)
     return value

@@ -1,22 +1,19 @@
-"""kveik evaluate: what a configuration costs in quality."""
+"""kveik evaluate: the quality of a configuration against a baseline."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kveik.cli.against import baseline_of
-from kveik.cli.command import single
-from kveik.cli.fetch import with_model
-from kveik.cli.interrupts import interruptible
-from kveik.cli.options import ENGINE, Settings, takes
+from kveik.cli.command import WrongLine
+from kveik.cli.options import Settings
+from kveik.cli.start import interruptible, show
+from kveik.config import EngineConfig
 from kveik.errors import BadValue
 from kveik.measure.evaluate import EvaluationProgress, Task
 from kveik.measure.evaluate import evaluate as measure
@@ -26,60 +23,32 @@ from kveik.text.heldout import heldout_text
 from kveik.words import counted
 
 
-@takes(*ENGINE)
 def evaluate(
-    settings: Settings,
-    against: Annotated[
-        str, typer.Option(help="The baseline: bf16, file, or settings in place of the configuration's, as name=value,...")
-    ] = "bf16",
-    text: Annotated[
-        str, typer.Option(help="What is read: english (Python's help on its language), code (its standard library), or a file.")
-    ] = "english",
-    tokens: Annotated[int, typer.Option(help="Tokens of the text that are read.")] = 8192,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of a window, read from its first on. Default: 2048, or the model's context.", show_default=False
-        ),
-    ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts that both answer greedily, 64 tokens each; 0: none.")] = 8,
-    tolerance: Annotated[float, typer.Option(help="Percent by which perplexity may rise.")] = 0.5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-) -> None:
-    """Tell what a configuration costs in quality, against a baseline.
-
-    \b
-    kveik evaluate smollm2-135m --quantization w8a8
-    kveik evaluate qwen2.5-coder-0.5b --kv-cache-dtype int8 --context 4096 --text code
-    kveik evaluate qwen2.5-coder-0.5b --kv-cache-dtype fp8_e4m3 --against kv-cache-dtype=int8
-    kveik evaluate smollm2-135m --text notes.txt --tokens 32768 --json > figures.json
-
-    Both read the same windows of a text, through the cache and in chunks as in service, and answer the same prompts. Figures
-    come on stdout, progress on stderr; docs/EVALUATION.md tells what each figure means. The exit code is 1 where perplexity
-    rises by more than --tolerance, decided or not. One is loaded after the other, so memory for one is enough.
-
-    --against bf16 is the same model with weights, activations, keys and values in bfloat16 and nothing quantised; of a GGUF
-    file that means its blocks dequantised. --against file is the same in float32: the file's weights exactly, and slower.
-    Settings as name=value replace the configuration's own, also after a preset: bf16,kv-cache-dtype=int8. With model=OTHER
-    another model is the baseline, as long as both cut the text into the same tokens.
-    """
+    _: Settings,
+    config: EngineConfig,
+    baseline: EngineConfig,
+    text: str,
+    tokens: int,
+    context: int | None,
+    prompts: int,
+    tolerance: float,
+    as_json: bool,
+) -> int:
+    """Prints how far the configuration is from the baseline. 1: perplexity rises by more than `tolerance`."""
     read = heldout_text(text)
     try:
         task = Task(text=read, tokens=tokens, context=context, prompts=prompts, tolerance_percent=tolerance)
-        baseline = baseline_of(settings.engine, against)
     except BadValue as error:
-        raise typer.BadParameter(error.message) from error
-    config, baseline = with_model(settings.engine), with_model(baseline)
+        raise WrongLine(error.message) from error
     with interruptible(), EvaluationDisplay() as display:
         found = measure(config, baseline, task, display.show)
     show = _print_json if as_json else _print
     show(found)
-    if not found.within_tolerance:
-        raise typer.Exit(1)
+    return 0 if found.within_tolerance else 1
 
 
 class EvaluationDisplay:
-    """How far a measurement is, on stderr: a bar in a terminal, a line for every stage elsewhere."""
+    """Progress of a measurement on stderr: a bar in a terminal, a line for every stage elsewhere."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -123,7 +92,7 @@ class EvaluationDisplay:
 
 def _print_json(found: Evaluation) -> None:
     verdict = {"within_tolerance": found.within_tolerance, "decided": found.decided}
-    typer.echo(json.dumps(_strict({**asdict(found), **verdict}), allow_nan=False))
+    show(json.dumps(_strict({**asdict(found), **verdict}), allow_nan=False))
 
 
 def _strict(value: object) -> object:
@@ -180,6 +149,3 @@ def _distances(found: Evaluation) -> Table:
         table.add_row("  equal at first", f"{100 * greedy.equal_share:.0f} % of their tokens")
         table.add_row("  first differences", f"{firsts}; of {counted(greedy.new_tokens, 'token')}")
     return table
-
-
-app = single(evaluate)

@@ -8,51 +8,20 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TextIO
 
-import typer
-
-from kveik.cli.command import single
-from kveik.cli.fetch import with_model
-from kveik.cli.interrupts import interruptible
-from kveik.cli.options import ENGINE, SAMPLING, Settings, takes
-from kveik.cli.say import say
+from kveik.cli.options import Settings
+from kveik.cli.start import interruptible, say
+from kveik.config import EngineConfig
 from kveik.engine.llm import LLM, Completion
 from kveik.errors import BadValue, PromptTooLong, Unreachable
 from kveik.request.request import SamplingParams
 from kveik.words import counted
 
 
-@takes(*ENGINE, SAMPLING)
-def generate(
-    settings: Settings,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.")] = None,
-    prompts_file: Annotated[
-        Path | None,
-        typer.Option(help="File with a prompt on each line, as JSON where its name ends in .jsonl; - is stdin."),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Each prompt is a user's message: ask through the model's chat template.")
-    ] = False,
-    output: Annotated[Path | None, typer.Option(help="Write the lines to this file instead of stdout.")] = None,
-) -> None:
-    """Complete prompts, many at once, without a server.
-
-    \b
-    kveik generate -p "Once upon a time" --max-tokens 40 --temperature 0
-    kveik generate qwen2.5-coder-0.5b --chat -p "Write a haiku about yeast"
-    kveik generate --prompts-file questions.txt --chat --output answers.jsonl
-
-    Each answer is one JSON line: the prompt's number, the choice, the text, why it ended, and how many tokens went in, came out
-    and were found in the cache. All prompts are in the engine together; a common beginning is computed once. What takes longer
-    than 2 seconds says on stderr how far it is. An answer that fails has the finish_reason "error" and an "error" that tells
-    why; the others go on, and the exit code is 1.
-
-    Answers are drawn at temperature 0.7 among the likeliest tokens (--top-p 0.95), the same at every start; --seed gives
-    others, and --temperature 0 takes the likeliest token each time.
-    """
-    prompts = _prompts(prompt or [], prompts_file)
-    llm = LLM(with_model(settings.engine), say)
+def generate(settings: Settings, config: EngineConfig, prompts: list[str], chat: bool, output: Path | None) -> int:
+    """Writes one JSON line per answer. Returns 1 where one of them failed."""
+    llm = LLM(config, say)
     tokens = [_tokens(llm, number, text, chat) for number, text in enumerate(prompts)]
     start = time.perf_counter()
     with interruptible():
@@ -67,7 +36,7 @@ def generate(
         say(line)
     if failures:
         say(f'{len(failures)} of {counted(len(completions), "answer")} failed; their lines have an "error".')
-        raise typer.Exit(1)
+    return 1 if failures else 0
 
 
 class Pace:
@@ -95,36 +64,6 @@ FIRST_WORD_SECONDS = 2.0
 LONGEST_SILENCE_SECONDS = 60.0
 FAILURES_TOLD = 10
 """Failed answers that are told one by one on stderr."""
-
-
-def _prompts(typed: list[str], path: Path | None) -> list[str]:
-    prompts = typed if path is None else [*typed, *_read(path)]
-    if not prompts:
-        raise BadValue("There is no prompt. Give one with -p TEXT, or a file of them with --prompts-file.", param="prompt")
-    return prompts
-
-
-def _read(path: Path) -> list[str]:
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise Unreachable(f"The prompts in {path} are not UTF-8: {error.reason} at byte {error.start}.") from error
-    except OSError as error:
-        raise Unreachable(f"The prompts cannot be read from {path}: {error.strerror}.") from error
-    lines = [line for line in text.splitlines() if line.strip()]
-    return [_json_prompt(line, number) for number, line in enumerate(lines, 1)] if path.suffix == ".jsonl" else lines
-
-
-def _json_prompt(line: str, number: int) -> str:
-    """The prompt of one JSON line: a string, or an object with a `prompt`."""
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BadValue(f"Prompt {number} of the file is not valid JSON: {error}.", param="prompts_file") from error
-    prompt = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(prompt, str):
-        raise BadValue(f'Prompt {number} of the file must be a string, or an object with a "prompt".', param="prompts_file")
-    return prompt
 
 
 def _tokens(llm: LLM, number: int, text: str, chat: bool) -> list[int]:
@@ -156,7 +95,15 @@ def _write_lines(completions: Iterable[Completion], file: TextIO) -> None:
         del line["error"]
         if completion.error is not None:
             line["error"] = {"message": completion.error.message, "code": completion.error.code}
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.write(json_line(line) + "\n")
+
+
+def json_line(value: object) -> str:
+    """JSON without the characters at which some readers end a line, though JSON does not: U+0085, U+2028 and U+2029."""
+    return json.dumps(value, ensure_ascii=False).translate(SEPARATORS)
+
+
+SEPARATORS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 def _failure(completion: Completion) -> str | None:
@@ -174,6 +121,3 @@ def _summary(completions: list[Completion], seconds: float) -> str:
         f"{counted(new, 'new token')} in {seconds:.1f} s, {new / seconds:.1f} tokens/s; {cached} of "
         f"{counted(asked, 'prompt token')} were cached"
     )
-
-
-app = single(generate)

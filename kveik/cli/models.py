@@ -1,11 +1,12 @@
-"""kveik models: what can be had by name."""
+"""kveik models and kveik pull: models that can be had by name."""
 
 from __future__ import annotations
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from kveik.cli.command import single
+from kveik.cli.fetch import fetch_model
+from kveik.cli.start import show
 from kveik.model.catalogue import CATALOGUE, DEFAULT_MODEL, fetched_file, models_folder
 
 COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
@@ -16,18 +17,15 @@ WIDE = 110
 
 
 def models() -> None:
-    """List the models that can be had by name.
-
-    \b
-    kveik models                      this table
-    kveik serve qwen2.5-coder-0.5b    serve one of them; it is fetched the first time
-
-    Besides these, every command takes a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), a .gguf
-    file, or a hub id where the hub can be reached.
-    """
+    """Prints the catalogue as a table."""
     console = Console()
     console.print(_table(wide=console.width >= WIDE))
     console.print(f"Fetched models lie in {models_folder()}.", highlight=False, soft_wrap=True)
+
+
+def pull(model: str) -> None:
+    """Fetches a model and prints where it is."""
+    show(str(fetch_model(model)))
 
 
 def _table(*, wide: bool) -> Table:
@@ -45,6 +43,3 @@ def _table(*, wide: bool) -> Table:
         default = "the default; " if entry.name == DEFAULT_MODEL else ""
         table.add_row(*row, *([default + entry.note] if wide else []))
     return table
-
-
-app = single(models)

@@ -1,4 +1,4 @@
-"""One setting as the outside sees it: a field of a configuration dataclass with its name, type, default and help."""
+"""One setting: a field of a configuration dataclass, or an option of one command, with its name, type, default and help."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kveik.errors import BadValue
+
+SWITCH = {"on": True, "true": True, "off": False, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Drawn:
 
     draw: Callable[[], object]
     text: str
-    """What help says in its place."""
+    """Shown in help in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +42,31 @@ class Slice:
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Defaults for fields that have none of their own, or another one here; `Drawn` for one that changes."""
 
+    positional: str | None = None
+    """The field that is given by its place on the line, without a flag."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field, seen from outside."""
+    """One field, or one option of a single command, seen from outside."""
 
     name: str
-    slice: Slice
     kind: Any
-    """int, float, str, bool or a Literal of strings: what one value is."""
+    """int, float, str, bool, Path or a Literal of strings: the type of one value."""
 
-    many: bool
+    help: str
+    default: object = None
+    _: KW_ONLY
+    heading: str = "Options"
+    many: bool = False
     """Whether it may be given several times."""
 
-    default: object
-    help: str
+    positional: bool = False
+    required: bool = False
+    typed: tuple[str, ...] = ()
+    """Flags in place of the one that the name makes."""
+
+    least: float | None = None
 
     @property
     def in_bytes(self) -> bool:
@@ -63,17 +76,18 @@ class Setting:
     @property
     def flag(self) -> str:
         """`--max-model-len` for `max_model_len`."""
-        return "--" + self.name.replace("_", "-")
+        return self.typed[-1] if self.typed else "--" + self.name.replace("_", "-")
 
     @property
-    def flags(self) -> str:
-        """As one types it: a switch has a name for either way."""
-        return f"{self.flag}/--no-{self.flag[2:]}" if self.kind is bool else self.flag
+    def flags(self) -> tuple[str, ...]:
+        """Everything that may be typed: a switch of a configuration has a name for either way."""
+        both = self.kind is bool and self.heading != "Options"
+        return (self.flag, f"--no-{self.flag[2:]}") if both else self.typed or (self.flag,)
 
     @property
     def default_text(self) -> str | None:
         """The default as one would type it; None where the help tells in words what happens without it."""
-        if self.default is None or self.default == ():
+        if self.default is None or self.default == () or (self.kind is bool and self.heading == "Options"):
             return None
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
@@ -83,13 +97,40 @@ class Setting:
 
     @property
     def kind_text(self) -> str:
-        """What a value looks like, for tables."""
+        """The form of a value, for tables."""
         if get_origin(self.kind) is Literal:
             return " | ".join(get_args(self.kind))
         if self.in_bytes:
             return "bytes, as 500000000, 500MB or 1GiB"
-        name = {int: "integer", float: "number", str: "text", bool: "switch"}[self.kind]
+        name = {int: "integer", float: "number", str: "text", bool: "switch", Path: "path"}[self.kind]
         return f"{name}, repeatable" if self.many else name
+
+    def parse(self, text: str) -> object:
+        """The value that a text stands for. Raises BadValue with the rest of a sentence that begins with the flag."""
+        if get_origin(self.kind) is Literal:
+            if text not in get_args(self.kind):
+                raise BadValue(f"'{text[:50]}' is not one of {', '.join(get_args(self.kind))}.")
+            return text
+        if self.in_bytes:
+            return parse_size(text)
+        value: Any
+        try:
+            value = SWITCH[text.lower()] if self.kind is bool else _path(text) if self.kind is Path else self.kind(text)
+        except (ValueError, KeyError):
+            raise BadValue(f"'{text[:50]}' is not valid; it must be: {self.kind_text.removesuffix(', repeatable')}.") from None
+        if self.least is not None and not value >= self.least:
+            raise BadValue(f"{value} is too low; it must be at least {self.least:g}.")
+        return value
+
+
+def _path(text: str) -> Path:
+    # Of an empty text, Path would make the folder that somebody is in.
+    if not text:
+        raise BadValue("it is empty; it must be a path.")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise BadValue(f"{text}: there is no such user.") from error
 
 
 def settings_of(slice_: Slice) -> tuple[Setting, ...]:
@@ -104,7 +145,15 @@ def _setting(slice_: Slice, source: dataclasses.Field[Any], hint: Any, doc: str)
     many = get_origin(kind) is tuple
     default = slice_.defaults.get(source.name, source.default)
     assert default is not dataclasses.MISSING, f"{slice_.type.__name__}.{source.name} needs a default to be a setting"
-    return Setting(source.name, slice_, get_args(kind)[0] if many else kind, many, default, doc)
+    return Setting(
+        source.name,
+        get_args(kind)[0] if many else kind,
+        doc,
+        default,
+        heading=slice_.heading,
+        many=many,
+        positional=source.name == slice_.positional,
+    )
 
 
 _SIZE = re.compile(r"(-?\d+)|(\d+(?:\.\d+)?) ?([KMGT])(i?B)?|(\d+) ?B", re.IGNORECASE | re.ASCII)
@@ -117,7 +166,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise BadValue(f"'{text[:50]}' is no number of bytes; write it as 500000000, 500MB (1000s), 1GiB or 1G (1024s).")
+        raise BadValue(f"'{text[:50]}' is not a number of bytes; write it as 500000000, 500MB (1000s), 1GiB or 1G (1024s).")
     plain, number, prefix, unit, bare = match.groups()
     if prefix is None:
         return int(plain or bare)

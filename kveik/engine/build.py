@@ -21,14 +21,14 @@ from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.expected import expected_weight_bytes, quantization_of
-from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, plan_model
+from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, memory_for_process, plan_model
 from kveik.engine.public import public_tokens
 from kveik.engine.record import Recorder
 from kveik.engine.workspace import measured_activation_bytes
 from kveik.errors import BadValue, ModelBroken, Unreachable
 from kveik.kernels import native
+from kveik.machine.allocator import resident_bytes, return_free_memory
 from kveik.machine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
-from kveik.machine.limits import memory_available
 from kveik.machine.prefault import first_bytes, prefault
 from kveik.model.catalogue import find_model
 from kveik.model.decoder import Decoder, load_decoder
@@ -38,10 +38,11 @@ from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.observe.tiers import log_tiers
 from kveik.offload.carrier import BelowParts, PoolMemory, Transfers
+from kveik.offload.loads import Loads
 from kveik.offload.open_tiers import BelowSetting, check_below, open_below
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
-from kveik.text.chat import ChatTemplate, chat_template_from_folder, chat_template_from_gguf
+from kveik.text.chat_template import ChatTemplate, TemplateSources, chat_template_from_folder, chat_template_from_gguf
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
 from kveik.words import counted
@@ -110,7 +111,7 @@ def open_engine(
         raise Unreachable(f"The model '{config.model.model}' is not here; fetch it with: kveik pull {config.model.model}")
     check_below(config.cache)
     native.use_environment()
-    available = memory_available(ROOT).bytes
+    available = memory_for_process(ROOT)
     file = open_model(path)
     weights = expected_weight_bytes(config, file)
     first_plan = plan_model(config, file.spec, available_bytes=available, weight_bytes=weights)
@@ -123,6 +124,8 @@ def open_engine(
     check_vocabulary(tokenizer, file.spec)
     public = PublicPrefixes(public_tokens(config.cache.public_prefix, tokenizer, template), config.cache.block_size)
     decoder = load_decoder(file, first_plan.dtype, quantization_of(config))
+    # Before the heap moves onto huge pages, which would make its free parts resident again.
+    return_free_memory()
     huge = _on_huge_pages(decoder)
     plan = _plan_again(config, first_plan, decoder, available)
     for line in plan.lines():
@@ -130,10 +133,10 @@ def open_engine(
     report(native.described())
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
-    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public)
     clock = clock or SystemClock()
     setting = BelowSetting(config.cache, plan, fingerprint, _kv_dtype(decoder, plan), config.stream.seed, shares)
     below = open_below(setting, clock, report)
+    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public, record_facts=below is not None)
     eos_ids = tokenizer.eos_ids | file.eos_ids
     return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, kv_cache, below, clock)
 
@@ -152,13 +155,13 @@ def set_threads(threads: int) -> None:
 def open_text(config: EngineConfig, file: ModelFile) -> tuple[Tokenizer, ChatTemplate | None]:
     """The tokenizer, and the chat template where there is one: the configured file's, else the model's own."""
     if file.folder is not None:
-        tokenizer, source = tokenizer_from_folder(file.folder), chat_template_from_folder(file.folder)
+        tokenizer, sources = tokenizer_from_folder(file.folder), chat_template_from_folder(file.folder)
     else:
         assert file.metadata is not None
-        tokenizer, source = tokenizer_from_gguf(file.metadata), chat_template_from_gguf(file.metadata)
+        tokenizer, sources = tokenizer_from_gguf(file.metadata), chat_template_from_gguf(file.metadata)
     if config.model.chat_template is not None:
-        source = _read_template(Path(config.model.chat_template))
-    return tokenizer, None if source is None else ChatTemplate.for_tokenizer(source, tokenizer)
+        sources = TemplateSources(_read_template(Path(config.model.chat_template)))
+    return tokenizer, None if sources is None else ChatTemplate.for_tokenizer(sources, tokenizer)
 
 
 def _read_template(path: Path) -> str:
@@ -179,11 +182,17 @@ def check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
 
 
 def _plan_again(config: EngineConfig, first: ModelPlan, decoder: Decoder, available: int) -> ModelPlan:
-    """The plan with the weights' true size and a measured step in place of the estimates."""
+    """The plan with the weights' true size, a measured step and a measured process in place of the estimates."""
     measured = measured_activation_bytes(decoder, first)
     workspace = None if measured is None else measured + logits_bytes(config, first.spec)
+    return_free_memory()
     return plan_model(
-        config, first.spec, available_bytes=available, weight_bytes=decoder.weight_bytes, workspace_bytes=workspace
+        config,
+        first.spec,
+        available_bytes=available,
+        weight_bytes=decoder.weight_bytes,
+        workspace_bytes=workspace,
+        process_bytes=max(0, resident_bytes() - decoder.weight_bytes),
     )
 
 
@@ -194,6 +203,8 @@ def _kv_cache(
     plan: ModelPlan,
     shares: Shares | None,
     public: PublicPrefixes,
+    *,
+    record_facts: bool,
 ) -> KVCacheManager:
     blocks = plan.memory.blocks
     return KVCacheManager(
@@ -208,6 +219,7 @@ def _kv_cache(
         kv_dtype=_kv_dtype(decoder, plan),
         eviction=eviction_policy(config.cache, blocks[leading(plan.spec.groups)], config.stream.seed, shares),
         public=public,
+        record_facts=record_facts,
     )
 
 
@@ -229,9 +241,8 @@ def _join(
     clock: Clock,
 ) -> LoadedEngine:
     memory = plan.memory
-    kv_cache.evictor.below = None if below is None else below.directory
-    costs = None if below is None else below.costs
-    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, eos_ids, costs)
+    loads = None if below is None else Loads(kv_cache, below.directory, below.costs)
+    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, eos_ids, loads)
     storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
     prefault(storage.tensors, first_bytes(storage.tensors, config.cache.block_size, plan.max_model_len))
     executor = ModelExecutor(
@@ -251,9 +262,10 @@ def _join(
         kv_cache_dtype=plan.kv_type.name,
         block_size=config.cache.block_size,
         pool_bytes=memory.cache_bytes,
+        planned_bytes=memory.planned_bytes,
         tiers=() if below is None else tuple(store.name for store in below.stores),
     )
-    metrics = Metrics(facts, lambda: bus.errors, lambda: [] if below is None else below.mover.snapshots())
+    metrics = Metrics(facts, lambda: bus.errors, lambda: [] if below is None else below.mover.snapshots(), resident_bytes)
     bus.subscribe(metrics.listen)
     bus.subscribe(partial(log_tiers, places={} if below is None else below.mover.places))
     transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock, bus.publish)

@@ -66,5 +66,7 @@ def reset_cache(engine: Engine) -> None:
     scheduler.kv_cache.reset()
     engine.recorder.idled()
     if engine.transfers is not None:
+        # Facts recorded before are of contents that are forgotten now.
+        engine.transfers.carry_out()
         engine.transfers.parts.directory.reset()
         engine.attend()

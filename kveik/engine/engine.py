@@ -129,9 +129,10 @@ class Engine:
         """End a sequence now and free its blocks; False when it had ended already."""
         if sequence_id not in self._live:
             return False
-        self.scheduler.abort(sequence_id)
+        now = self.clock.now()
+        self.scheduler.abort(sequence_id, now)
         self._stalled = False
-        self._retire(sequence_id, reason, self.clock.now())
+        self._retire(sequence_id, reason, now)
         self.attend()
         self.recorder.idled()
         return True
@@ -179,7 +180,10 @@ class Engine:
 
     def learn(self) -> None:
         """Let the cache draw conclusions from what it has seen: milliseconds now and then, for between two steps."""
-        self.scheduler.kv_cache.evictor.learn()
+        now = self.clock.now()
+        self.scheduler.kv_cache.evictor.learn(now)
+        if self.transfers is not None:
+            self.transfers.parts.directory.learn(now)
 
     def _sequences(self, plan: StepPlan) -> tuple[Sequence, ...]:
         ids = plan.sequence_ids

@@ -20,8 +20,9 @@ from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from kveik.cache.evictor import Evictor
 from kveik.config import CacheConfig
+from kveik.errors import BadValue
 from kveik.model.catalogue import home_folder
-from kveik.offload.cost import Costs
+from kveik.offload.loads import Loads
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +106,33 @@ class LearntFile:
             logger.warning("What was learnt cannot be kept in %s: %s", self.path, error)
 
 
-def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path:
-    """The file that is configured, else one per model in the user's cache folder."""
+def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path | None:
+    """The file that is configured, else one per model in the user's cache folder; None where the user has no such folder."""
     if config.eviction_file is not None:
         return Path(config.eviction_file)
-    return home_folder() / "eviction" / f"{fingerprint.hex()[:16]}.npz"
+    try:
+        return home_folder() / "eviction" / f"{fingerprint.hex()[:16]}.npz"
+    except BadValue:
+        return None
+
+
+def can_keep(path: Path | None) -> bool:
+    """Whether a file can be written there; where it cannot, one warning, so that nobody learns of it at the end."""
+    reason = "the user has no home folder"
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if os.access(path.parent, os.W_OK):
+                return True
+            reason = f"{path.parent} cannot be written"
+        except OSError as error:
+            reason = f"{path.parent} cannot be made ({error.strerror})"
+    logger.warning(
+        "Nothing that eviction learns is kept over a restart: %s. Set KVEIK_HOME to a folder that can be written, or give "
+        "--eviction-file.",
+        reason,
+    )
+    return False
 
 
 def costs_path(path: Path) -> Path:
@@ -117,18 +140,18 @@ def costs_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.costs.npz")
 
 
-def load_learnt(path: Path, evictor: Evictor, costs: Costs | None) -> bool:
+def load_learnt(path: Path, evictor: Evictor, below: Loads) -> bool:
     """Let an engine's policies, in pool and tiers, and its costs go on from what was learnt before; whether it is so."""
-    learners = [] if evictor.below is None else [tier.policy for tier in evictor.below.tiers]
+    learners = [] if below.manager is None else [tier.policy for tier in below.manager.tiers]
     known = [LearntFile(path).load(one) for one in (evictor.policy, *learners) if one is not None]
-    if costs is not None:
-        LearntFile(costs_path(path)).load(costs)
+    if below.costs is not None:
+        LearntFile(costs_path(path)).load(below.costs)
     return any(known)
 
 
-def save_learnt(path: Path, evictor: Evictor, costs: Costs | None) -> None:
+def save_learnt(path: Path, evictor: Evictor, below: Loads) -> None:
     """Tiers learn from the same requests as the pool, so that its tables do for all."""
     if evictor.policy is not None:
         LearntFile(path).save(evictor.policy)
-    if costs is not None:
-        LearntFile(costs_path(path)).save(costs)
+    if below.costs is not None:
+        LearntFile(costs_path(path)).save(below.costs)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kveik.config import EngineConfig
 from kveik.engine.planner import ROOT, dtype_of, estimated_weight_bytes, weight_values
-from kveik.model.choice import no_blocks_because, no_kernels_because
+from kveik.model.choice import chosen, no_blocks_because, no_kernels_because
 from kveik.model.decoder import Quantization
 from kveik.model.weights import ModelFile
 
@@ -21,9 +21,9 @@ def quantization_of(config: EngineConfig) -> Quantization:
 
 
 def expected_weight_bytes(config: EngineConfig, file: ModelFile, root: Path = ROOT) -> int:
-    """auto is taken to choose the file's own blocks where it can, as it does unless floats are far quicker."""
+    """Bytes in the layout that the decoder will choose."""
     asked, blocks = quantization_of(config), file.block_bytes
-    if blocks is not None and asked in ("auto", "w4a8") and no_blocks_because(file) is None:
+    if blocks is not None and (chosen(file).blocks if asked == "auto" else asked == "w4a8" and no_blocks_because(file) is None):
         return blocks
     if asked == "w8a8" and no_kernels_because(file) is None:
         return weight_values(file.spec) * INT8_GROUP_BYTES // INT8_GROUP

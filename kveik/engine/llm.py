@@ -13,7 +13,7 @@ from kveik.engine.stream import Delta, RequestText, TokenEvent
 from kveik.errors import Broken, PromptTooLong, Unsupported
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import FinishReason
-from kveik.text.chat import chat_tokens
+from kveik.text.chat_template import chat_tokens
 
 
 @dataclass(frozen=True, slots=True)

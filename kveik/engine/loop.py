@@ -19,8 +19,8 @@ from typing import Any
 
 from kveik.config import StreamConfig
 from kveik.engine.engine import Engine, StepReport
-from kveik.engine.stream import RequestStream, TokenEvent
-from kveik.errors import EngineStopped, Overloaded
+from kveik.engine.stream import Occupancy, RequestStream, TokenEvent
+from kveik.errors import BadValue, EngineStopped, Overloaded
 from kveik.offload.mailbox import Nudge
 from kveik.request.request import Request
 from kveik.text.tokenizer import Tokenizer
@@ -84,7 +84,16 @@ class EngineLoop:
     @property
     def active(self) -> int:
         """Sequences that have not ended, those in the mailbox included."""
-        return len(self._streams) + self._unplaced
+        with self._lock:
+            return len(self._streams) + self._unplaced
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """All active sequences, by whether they wait. Exact in its sum, also in the middle of a step."""
+        with self._lock:
+            active = len(self._streams) + self._unplaced
+            waiting = min(self._engine.scheduler.waiting + self._unplaced, active)
+        return Occupancy(active - waiting, waiting)
 
     @property
     def alive(self) -> bool:
@@ -107,19 +116,26 @@ class EngineLoop:
         )
         # The message goes out under the lock: once `drain` has been called, none can follow.
         with self._lock:
-            self._check_room(request.sampling.n)
+            self.check_room(request.sampling.n)
             self._unplaced += request.sampling.n
             self._mailbox.put(Submit(stream))
         return stream
 
-    def _check_room(self, count: int) -> None:
+    def check_room(self, count: int) -> None:
+        """Raises `BadValue` where the queue is too small for so many at any time, `Overloaded` where it has no room now."""
+        if count > self._max_waiting:
+            raise BadValue(
+                f"The call asks for {counted(count, 'sequence')} (prompts times `n`); the queue takes at most "
+                f"{self._max_waiting} (--max-waiting). Send fewer prompts or a smaller `n`.",
+                param="n",
+            )
         if self._draining or not self.alive:
             raise Overloaded("The server is stopping and takes no new requests.", retry_after=5, status=503)
         waiting = self._engine.scheduler.waiting + self._unplaced
         if waiting + count > self._max_waiting:
             raise Overloaded(
                 f"The queue holds {counted(waiting, 'sequence')} and takes at most {self._max_waiting} (--max-waiting); "
-                f"this request adds {count}."
+                f"this call adds {count}. Try again later."
             )
 
     def drain(self) -> None:
@@ -211,11 +227,11 @@ class EngineLoop:
 
     def _place(self, stream: RequestStream) -> None:
         ids = self._engine.add(stream.request)
+        self._sequences[stream] = dict(enumerate(ids))
+        # Together, so that nobody who counts misses a sequence or sees it twice.
         with self._lock:
             self._unplaced -= len(ids)
-        self._sequences[stream] = dict(enumerate(ids))
-        for choice, sequence_id in enumerate(ids):
-            self._streams[sequence_id] = (stream, choice)
+            self._streams.update({sequence_id: (stream, choice) for choice, sequence_id in enumerate(ids)})
 
     def _abort(self, stream: RequestStream, choice: int | None) -> None:
         if choice is None:

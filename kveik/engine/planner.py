@@ -12,11 +12,14 @@ import torch
 
 from kveik.cache.layout import BlockLayout
 from kveik.cache.memory_plan import MemoryPlan, plan_memory
-from kveik.config import KV_ALIASES, EngineConfig, ScheduleConfig
+from kveik.config import KV_ALIASES, CacheConfig, EngineConfig, ScheduleConfig
 from kveik.errors import BadValue, DoesNotFit
 from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
+from kveik.machine.allocator import resident_bytes
 from kveik.machine.limits import ThreadPlan, bf16_support, cpu_threads, memory_available
-from kveik.model.spec import ModelSpec, tensor_shapes
+from kveik.model.spec import ModelSpec
+from kveik.model.tensors import tensor_shapes
+from kveik.offload.writer import STAGING_BYTES
 from kveik.words import counted
 
 ROOT = Path("/")
@@ -25,6 +28,12 @@ LOGITS_COPIES = 3
 
 ACTIVATION_COPIES = 3
 """Intermediate results of a layer that are alive at once, in multiples of its widest one."""
+
+SERVING_BYTES = 96 << 20
+"""Beyond what is resident after loading: connections, requests, the prefix cache's keys, compiled products, the heap's gaps."""
+
+VOCABULARY_BYTES = 1200
+"""Per token: the tokenizer's tables."""
 
 DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -68,9 +77,12 @@ def plan_model(
     available_bytes: int | None = None,
     weight_bytes: int | None = None,
     workspace_bytes: int | None = None,
+    process_bytes: int | None = None,
     root: Path = ROOT,
 ) -> ModelPlan:
-    """Plan with what is known: bytes that are not given are read (memory) or estimated (weights, workspace).
+    """Plan with what is known: bytes that are not given are read (memory) or estimated (weights, workspace, process).
+
+    available_bytes: what this process may have, with what it has already. process_bytes: what it has beside the weights.
 
     Raises `DoesNotFit`, with the arithmetic and what would work, when one sequence of the full context has no room.
     """
@@ -79,7 +91,7 @@ def plan_model(
     max_model_len = _context(config, spec)
     max_chunk = chunk_at_most(config.schedule)
     if available_bytes is None:
-        available_bytes = memory_available(root).bytes
+        available_bytes = memory_for_process(root)
     if weight_bytes is None:
         weight_bytes = estimated_weight_bytes(spec, dtype)
     if workspace_bytes is None:
@@ -92,6 +104,7 @@ def plan_model(
         available_bytes=available_bytes,
         weight_bytes=weight_bytes,
         workspace_bytes=workspace_bytes,
+        process_bytes=_process_bytes(config, spec, process_bytes),
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_gpu_blocks_override=config.cache.num_gpu_blocks_override,
@@ -106,6 +119,24 @@ def plan_model(
         omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
     )
     return ModelPlan(spec, dtype, kv_type, max_model_len, max_chunk, threads, memory)
+
+
+def memory_for_process(root: Path) -> int:
+    """What the machine and its control groups leave to this process, with what it has already."""
+    return memory_available(root).bytes + resident_bytes()
+
+
+def _process_bytes(config: EngineConfig, spec: ModelSpec, loaded: int | None) -> int:
+    """The process's own share. loaded: bytes beside the weights after loading; None before, when they are estimated."""
+    if loaded is None:
+        loaded = resident_bytes() + spec.vocab * VOCABULARY_BYTES
+    return loaded + SERVING_BYTES + _staging_bytes(config.cache)
+
+
+def _staging_bytes(cache: CacheConfig) -> int:
+    """Buffers in front of the tiers."""
+    tiers = (cache.kv_ram_bytes or cache.hybrid_kv_cache_fraction, cache.kv_disk, cache.kv_remote)
+    return STAGING_BYTES * sum(map(bool, tiers))
 
 
 def dtype_of(asked: str, root: Path) -> torch.dtype:
@@ -189,13 +220,13 @@ def _check_weights(weight_bytes: int, available_bytes: int, utilization: float) 
 
 def _check_cache(memory: MemoryPlan) -> None:
     """A cache size that the user named outright may still be more than the machine has."""
-    needed = memory.cache_bytes + memory.ram_bytes + memory.weight_bytes + memory.workspace_bytes
+    needed = memory.planned_bytes
     if needed > memory.available_bytes:
-        room = max(0, memory.available_bytes - memory.weight_bytes - memory.workspace_bytes)
+        room = max(0, memory.available_bytes - needed + memory.cache_bytes + memory.ram_bytes)
         below = f"a tier of {counted(memory.ram_bytes, 'byte')} in memory, " if memory.ram_bytes else ""
         may = f"{'Blocks and that tier' if below else 'Blocks'} may take {counted(room, 'byte')}{' together' if below else ''}."
         raise DoesNotFit(
-            f"Blocks of {counted(memory.cache_bytes, 'byte')} ({memory.source}), {below}weights of {memory.weight_bytes} and a "
-            f"workspace of {memory.workspace_bytes} are {counted(needed, 'byte')} together; "
-            f"{memory.available_bytes} can be had. {may}"
+            f"Blocks of {counted(memory.cache_bytes, 'byte')} ({memory.source}), {below}weights of {memory.weight_bytes}, a "
+            f"workspace of {memory.workspace_bytes} and a process of {memory.process_bytes} are {counted(needed, 'byte')} "
+            f"together; {memory.available_bytes} can be had. {may}"
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kveik.errors import BadValue, Refused
-from kveik.text.chat import ChatTemplate, Message, chat_tokens
+from kveik.text.chat_template import ChatTemplate, Message, chat_tokens
 from kveik.text.tokenizer import Tokenizer
 
 

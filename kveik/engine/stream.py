@@ -64,8 +64,28 @@ class Stream(Protocol):
         ...
 
 
+class Occupancy(NamedTuple):
+    """Sequences that have not ended, at one moment."""
+
+    running: int
+    waiting: int
+    """Those in the queue, and those that the engine has not looked at yet."""
+
+
 class Door(Protocol):
-    """What the server sees of the engine."""
+    """The engine, as far as the server sees it."""
+
+    @property
+    def occupancy(self) -> Occupancy: ...
+
+    def check_room(self, count: int) -> None:
+        """Whether `count` more sequences can be queued together; changes nothing.
+
+        Raises:
+            BadValue: never, because the queue is smaller than that.
+            Overloaded: not now, because the queue is full or the engine drains.
+        """
+        ...
 
     def submit(self, request: Request) -> Stream:
         """Queue a request. Raises `Overloaded` when the queue is full or the engine drains."""

@@ -79,15 +79,15 @@ class Replay:
 
         self._blocks = blocks
         self._group = GroupBlocks(_GROUP, blocks + beside)
-        self._evictor = Evictor([self._group], policy)
+        self._evictor = Evictor([self._group], policy, record_facts=bool(below))
         self._below = OffloadManager([_GROUP], 1, below) if below else None
-        self._evictor.below = self._below
+        self._now = 0.0
         self._plain = plain
 
     def serve(self, request: TraceRequest) -> Found:
         """One request from beginning to end."""
         group, keys = self._group, request.keys
-        self._evictor.now = request.came
+        self._now = request.came
         kept = len(keys) if self._plain else request.full
         by_key, pool = group.index.by_key, group.pool
         held = []
@@ -117,7 +117,7 @@ class Replay:
     def _compute(self, keys: Sequence[Key], kept: int, held: list[int]) -> None:
         """What follows the blocks held, the first `kept` of them all to be found again."""
         group, start = self._group, len(held)
-        held += group.take(len(keys) - start)
+        held += self._evictor.allocate(0, len(keys) - start, b"", self._now)
         for place in range(start, kept):
             group.register_full(held[place], keys[place - 1] if place else _ROOT, _WORDS, keys[place])
 
@@ -128,7 +128,7 @@ class Replay:
             if block is not None:
                 group.pool.hold(block)
             else:
-                (block,) = group.take(1)
+                (block,) = self._evictor.allocate(0, 1, b"", self._now)
                 group.register_full(block, keys[place - 1] if place else _ROOT, _WORDS, keys[place])
             held.append(block)
 
@@ -136,26 +136,31 @@ class Replay:
         self._evictor.finished(Visit(keys, 0, request.tokens_out, request.came, request.came))
         excess = self._group.pool.cached - self._blocks
         if excess > 0:
-            self._group.shed(excess)
+            self._evictor.evict(0, excess, self._now)
         if self._below is not None:
             self._carry_out(self._below)
 
     def _carry_out(self, below: OffloadManager) -> None:
-        for one in self._evictor.take_transfers():
+        below.apply(self._evictor.take_facts(), self._now)
+        for one in below.take_transfers():
             if isinstance(one, Spill):
                 below.stored(one.target, one.key, one.group)
                 self.writes += 1
 
     @property
     def wants_lesson(self) -> bool:
-        return self._evictor.wants_lesson
+        return self._evictor.wants_lesson or (self._below is not None and self._below.wants_lesson)
 
     def learn(self) -> None:
         """Off a request's path: whatever policy has enough to learn from learns."""
-        self._evictor.learn()
+        self._evictor.learn(self._now)
+        if self._below is not None:
+            self._below.learn(self._now)
 
     def check(self) -> None:
         """Laws of the pool, the index, the policies and the bounds: O(blocks). Raises AssertionError."""
         self._group.check({})
         self._evictor.check(frozenset())
+        if self._below is not None:
+            self._below.check()
         assert self._group.pool.cached <= self._blocks, "more stays cached than may"

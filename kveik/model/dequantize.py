@@ -58,7 +58,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: scale · minimum · 12 bytes that hold 8 six-bit factors for each -> two float32 [blocks, 8, 1]."""
+    """Q4_K and Q5_K: scale · minimum · 12 bytes that hold 8 six-bit factors for each -> two float32 [blocks, 8, 1]."""
     scales, minima, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales_all = torch.cat((scales & 0x3F, (mixed & 0x0F) | ((scales >> 2) & 0x30)), 1).float()
     minima_all = torch.cat((minima & 0x3F, (mixed >> 4) | ((minima >> 2) & 0x30)), 1).float()

@@ -46,12 +46,12 @@ the processor's cache (1 MB)."""
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies in the file."""
+    """A tensor's place in the file."""
 
     name: str
     kind: Kind
     shape: tuple[int, ...]
-    """As torch has it: rows first."""
+    """Rows first, as in torch."""
 
     offset: int
     """Bytes from the file's start."""

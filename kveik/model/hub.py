@@ -20,9 +20,10 @@ from kveik.model.catalogue import CATALOGUE, Progress, PullProgress
 
 PATTERNS = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jin*"),
+    "additional_chat_templates/*.jinja",
     *("*.safetensors", "*.safetensors.index.json"),
 )
-"""What is fetched. Weights in pickled formats are not: reading them runs code."""
+"""Names of the files that are fetched. Weights in pickled formats are not: reading them runs code."""
 
 _TIMEOUT_SECONDS = 10.0
 
@@ -44,7 +45,7 @@ def pull_hub(hub_id: str, *, progress: Progress) -> Path:
     except RepositoryNotFoundError as error:
         raise Unreachable(f"The hub has no model '{hub_id}', or it is private; `hf auth whoami` tells who asks.") from error
     except HFValidationError as error:
-        raise Unreachable(f"'{hub_id[:100]}' is no name that the hub can have: it wants organisation/name.") from error
+        raise Unreachable(f"'{hub_id[:100]}' is not a name that the hub can have. Use organisation/name.") from error
     except Exception as error:
         # So wide because the library lets errors of the HTTP client below it through, and that client has changed.
         return _cached(hub_id, error)
@@ -93,7 +94,7 @@ def _counter(count: Callable[[int], None]) -> type[tqdm]:
 
 
 def _cached(hub_id: str, error: Exception) -> Path:
-    """What an earlier pull left in the library's cache, where it is whole; for a machine that is offline now."""
+    """The folder that an earlier pull left in the library's cache, where it is whole; for a machine that is offline now."""
     try:
         folder = Path(str(snapshot_download(hub_id, allow_patterns=list(PATTERNS), local_files_only=True)))
     except (OSError, ValueError):

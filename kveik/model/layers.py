@@ -1,4 +1,4 @@
-"""One decoder layer, from the residual stream back to it. Knows nothing of files.
+"""One decoder layer, from the residual stream back to it. Independent of files.
 
 x ─ norm ─ q, k, v ─ (head norms) ─ rope ─ write, attend ─ output ─ (norm) ─ + ─ norm ─ gate · up ─ down ─ (norm) ─ +
 """
@@ -6,6 +6,7 @@ x ─ norm ─ q, k, v ─ (head norms) ─ rope ─ write, attend ─ output �
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """What a layer needs to know about the step's tokens."""
+    """The step's tokens, as a layer needs them."""
 
     batch: AttentionBatch
     cos: Tensor
@@ -86,21 +87,37 @@ class Attention:
         return heads
 
 
+class FeedForward(Protocol):
+    """The part of a layer behind attention, [tokens, hidden] -> [tokens, hidden]. Layers may have different ones."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def plus(self, x: Tensor, onto: Tensor) -> Tensor:
+        """y + onto; which may be written to."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class FeedForward:
+class GatedFeedForward:
     """down(activation(gate(x)) * up(x))"""
 
     inner: Gated
     down: Linear
 
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.inner(x))
+
+    def plus(self, x: Tensor, onto: Tensor) -> Tensor:
+        return self.down.plus(self.inner(x), onto)
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Index in the model, its place in its group's storage, and its parts."""
+    """One layer: its place in its group's storage, and its parts."""
 
     group: int
     place: int
-    """Which of the group's layers."""
+    """Index in the group's layers."""
 
     attention_norm: Norm
     attention: Attention
@@ -115,9 +132,8 @@ class Layer:
         if wanted is not None:
             stream, attended = stream[wanted], attended[wanted]
         stream = _added(self.attention.output, attended, stream, self.attention_post_norm)
-        inner = self.feed_forward.inner(self.feed_forward_norm(stream))
-        return _added(self.feed_forward.down, inner, stream, self.feed_forward_post_norm)
+        return _added(self.feed_forward, self.feed_forward_norm(stream), stream, self.feed_forward_post_norm)
 
 
-def _added(linear: Linear, x: Tensor, stream: Tensor, post_norm: Norm | None) -> Tensor:
-    return linear.plus(x, stream) if post_norm is None else post_norm(linear(x)).add_(stream)
+def _added(part: Linear | FeedForward, x: Tensor, stream: Tensor, post_norm: Norm | None) -> Tensor:
+    return part.plus(x, stream) if post_norm is None else post_norm(part(x)).add_(stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -21,6 +21,30 @@ Bytes = NDArray[np.uint8]
 Longs = NDArray[np.int64]
 
 
+class NativeLayer(TypedDict):
+    """One layer. Products are parts whose outputs follow each other: qkv gives queries, keys and values, gate_up gates and then
+    ups. Norms and biases: float32 [their width]."""
+
+    group: int
+    place: int
+    rope: int
+    attention_norm: Floats
+    qkv: list[Part]
+    qkv_bias: Floats | None
+    query_norm: Floats | None
+    key_norm: Floats | None
+    key_mean: Floats | None
+    output: list[Part]
+    output_bias: Floats | None
+    attention_post_norm: Floats | None
+    feed_forward_norm: Floats
+    gate_up: list[Part]
+    gate_up_bias: Floats | None
+    down: list[Part]
+    down_bias: Floats | None
+    feed_forward_post_norm: Floats | None
+
+
 class NativeModel(Protocol):
     """`Model` of native/bindings/forward.cpp."""
 
@@ -35,30 +59,8 @@ class NativeModel(Protocol):
 
     def add_rope(self, frequencies: Floats, factor: float) -> None: ...
 
-    def add_layer(
-        self,
-        *,
-        group: int,
-        place: int,
-        rope: int,
-        attention_norm: Floats,
-        qkv: list[Part],
-        qkv_bias: Floats | None,
-        query_norm: Floats | None,
-        key_norm: Floats | None,
-        key_mean: Floats | None,
-        output: list[Part],
-        output_bias: Floats | None,
-        attention_post_norm: Floats | None,
-        feed_forward_norm: Floats,
-        gate_up: list[Part],
-        gate_up_bias: Floats | None,
-        down: list[Part],
-        down_bias: Floats | None,
-        feed_forward_post_norm: Floats | None,
-    ) -> None:
-        """The next layer. Products are parts whose outputs follow each other: qkv gives queries, keys and values, gate_up
-        gates and then ups. Norms and biases: float32 [their width]. Raises ValueError where sizes do not agree."""
+    def add_layer(self, **layer: Unpack[NativeLayer]) -> None:
+        """The next layer. Raises ValueError where sizes do not agree."""
         ...
 
     def forward(
@@ -118,7 +120,7 @@ class NativeDecoder:
         return logits
 
     def _group(self, batch: AttentionBatch, storage: Tensor) -> tuple[object, ...]:
-        """As `bindings/forward.cpp` names the parts of a group's step."""
+        """The parts of a group's step, in the order of `bindings/forward.cpp`."""
         size = storage.element_size()
         return (
             self._bytes(storage),

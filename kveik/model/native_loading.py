@@ -1,4 +1,4 @@
-"""A model file's tensors, packed for the native kernels and put together into one native model."""
+"""Packing of a model file's tensors for the native kernels, and their assembly into one native model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from kveik.errors import Unsupported
 from kveik.kernels import native
 from kveik.kernels.memory import Arena
 from kveik.kernels.native_linear import FORMATS, GROUP, PackedWeight, Part, pack_float, pack_together
-from kveik.model.native_decoder import NativeDecoder, NativeModel
+from kveik.model.native_decoder import NativeDecoder, NativeLayer, NativeModel
 from kveik.model.raw import runs
-from kveik.model.rope import RopeSpec, inverse_frequencies, key_mean
+from kveik.model.tensor_reader import TensorReader
+from kveik.model.tensors import LayerTensors, Product, embedding_of, layers_of, projection_of
 from kveik.model.weights import ModelFile
 from kveik.words import counted
 
 Floats = NDArray[np.float32]
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-"""As native/kernels/rows.h numbers them."""
+"""Numbers of native/kernels/rows.h."""
 
 Packing = Callable[[ModelFile, Sequence[str], Sequence[int], int, Arena], list[PackedWeight]]
 """(file, names, outputs of each, inputs, where they are to lie) -> the parts of one product, rows one after another."""
@@ -53,9 +53,8 @@ def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inp
     """Any weights as int8, with one scale per group of inputs."""
     if inputs % GROUP:
         raise Unsupported(
-            f"The model has products over {counted(inputs, 'input')}, which is no multiple of {GROUP}; the native "
-            "kernels need that. "
-            "Use --quantization bf16."
+            f"The model has products over {counted(inputs, 'input')}, which is not a multiple of {GROUP}; the native "
+            "kernels need that. Use --quantization bf16."
         )
     weight = torch.empty(sum(outputs), inputs)
     first = 0
@@ -65,30 +64,27 @@ def pack_int8(file: ModelFile, names: Sequence[str], outputs: Sequence[int], inp
     return [pack_float(weight, arena)]
 
 
-class _Assembly:
+class _Assembly(TensorReader):
     """One file's tensors on their way into a native model."""
 
     def __init__(self, file: ModelFile, packing: Packing) -> None:
-        self.file = file
-        self.spec = file.spec
+        super().__init__(file)
         self.packing = packing
         self.packed: list[PackedWeight] = []
         self.arena = Arena()
 
     def decoder(self, dtype: torch.dtype, described: Callable[[Sequence[PackedWeight]], str]) -> NativeDecoder:
-        model = self.empty()
-        spec = self.spec
-        embedding = self.parts(["embed_tokens.weight"], [spec.vocab], spec.hidden)
+        model, spec = self.empty(), self.spec
+        embedding = self.parts(embedding_of(spec))
         assert len(embedding) == 1, "a table of one tensor has one part"
-        model.set_embedding(embedding[0].as_part())
-        projection = embedding if spec.tied else self.parts(["lm_head.weight"], [spec.vocab], spec.hidden)
-        model.set_projection([part.as_part() for part in projection], None)
-        model.set_norm(self.floats("norm.weight", spec.hidden))
-        model.add_rope(self.frequencies(spec.rope, self.file.rope_divisors()), spec.rope.attention_factor)
-        if spec.rope_local is not None:
-            model.add_rope(self.frequencies(spec.rope_local, None), spec.rope_local.attention_factor)
-        for layer, (group, place) in enumerate(self.places()):
-            self.add_layer(model, layer, group, place)
+        model.set_embedding(embedding[0])
+        model.set_projection(embedding if spec.tied else self.parts(projection_of(spec)), None)
+        model.set_norm(self.floats("norm.weight", spec.hidden).numpy())
+        for local in (False, True)[: 1 if spec.rope_local is None else 2]:
+            frequencies, factor = self.rope(local=local)
+            model.add_rope(frequencies.numpy(), factor)
+        for layer in layers_of(spec):
+            model.add_layer(**self.layer(layer))
         weight_bytes = sum(part.bytes.nbytes for part in self.packed)
         arithmetic = "w8a8" if self.packing is pack_int8 else "w4a8"
         return NativeDecoder(spec, dtype, model, weight_bytes, arithmetic, described(self.packed))
@@ -114,76 +110,42 @@ class _Assembly:
         )
         return model
 
-    def places(self) -> list[tuple[int, int]]:
-        """Per layer of the model: its group, and which of the group's layers it is."""
-        places = {
-            layer: (number, place) for number, group in enumerate(self.spec.groups) for place, layer in enumerate(group.layers)
-        }
-        return [places[layer] for layer in range(self.spec.layers)]
-
-    def add_layer(self, model: NativeModel, layer: int, group: int, place: int) -> None:
-        spec, name = self.spec, f"layers.{layer}."
-        attention, mlp = name + "self_attn.", name + "mlp."
-        queries, keys, wide = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate
-        before = "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
-        merged = [attention + part for part in ("q_proj", "k_proj", "v_proj")]
-        pair = [mlp + part for part in ("gate_proj", "up_proj")]
-        local = spec.rope_local is not None and spec.groups[group].window is not None
-        model.add_layer(
-            group=group,
-            place=place,
-            rope=int(local),
-            attention_norm=self.floats(name + "input_layernorm.weight", spec.hidden),
-            qkv=self.product(merged, [queries, keys, keys], spec.hidden),
-            qkv_bias=self.bias(merged, [queries, keys, keys], spec.qkv_bias),
-            query_norm=self.floats(attention + "q_norm.weight", spec.head_dim) if spec.head_norms else None,
-            key_norm=self.floats(attention + "k_norm.weight", spec.head_dim) if spec.head_norms else None,
-            key_mean=self.key_mean(attention + "k_proj.bias", local) if spec.keys_lean else None,
-            output=self.product([attention + "o_proj"], [spec.hidden], queries),
-            output_bias=self.bias([attention + "o_proj"], [spec.hidden], spec.output_bias),
-            attention_post_norm=self.post_norm(name + "post_attention_layernorm"),
-            feed_forward_norm=self.floats(f"{name}{before}.weight", spec.hidden),
-            gate_up=self.product(pair, [wide, wide], spec.hidden),
-            gate_up_bias=self.bias(pair, [wide, wide], spec.mlp_bias),
-            down=self.product([mlp + "down_proj"], [spec.hidden], wide),
-            down_bias=self.bias([mlp + "down_proj"], [spec.hidden], spec.mlp_bias),
-            feed_forward_post_norm=self.post_norm(name + "post_feedforward_layernorm"),
+    def layer(self, layer: LayerTensors) -> NativeLayer:
+        spec, key_mean = self.spec, self.key_mean(layer)
+        return NativeLayer(
+            group=layer.group,
+            place=layer.place,
+            rope=int(layer.local),
+            attention_norm=self.norm(layer.attention_norm, spec.hidden),
+            qkv=self.parts(layer.qkv),
+            qkv_bias=self.float_bias(layer.qkv),
+            query_norm=self.maybe_norm(layer.query_norm, spec.head_dim),
+            key_norm=self.maybe_norm(layer.key_norm, spec.head_dim),
+            key_mean=None if key_mean is None else key_mean.flatten().numpy(),
+            output=self.parts(layer.output),
+            output_bias=self.float_bias(layer.output),
+            attention_post_norm=self.maybe_norm(layer.attention_post_norm, spec.hidden),
+            feed_forward_norm=self.norm(layer.feed_forward_norm, spec.hidden),
+            gate_up=self.parts(layer.gate_up),
+            gate_up_bias=self.float_bias(layer.gate_up),
+            down=self.parts(layer.down),
+            down_bias=self.float_bias(layer.down),
+            feed_forward_post_norm=self.maybe_norm(layer.feed_forward_post_norm, spec.hidden),
         )
 
-    def post_norm(self, name: str) -> Floats | None:
-        return self.floats(f"{name}.weight", self.spec.hidden) if self.spec.post_norms else None
+    def parts(self, product: Product) -> list[Part]:
+        names = [f"{name}.weight" for name in product.names]
+        packed = self.packing(self.file, names, product.outputs, product.inputs, self.arena)
+        self.packed.extend(packed)
+        return [part.as_part() for part in packed]
 
-    def product(self, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[Part]:
-        return [part.as_part() for part in self.parts([f"{name}.weight" for name in names], outputs, inputs)]
-
-    def parts(self, names: Sequence[str], outputs: Sequence[int], inputs: int) -> list[PackedWeight]:
-        parts = self.packing(self.file, names, outputs, inputs, self.arena)
-        self.packed.extend(parts)
-        return parts
-
-    def bias(self, names: Sequence[str], outputs: Sequence[int], biased: bool) -> Floats | None:
-        if not biased:
-            return None
-        return np.concatenate([self.floats(f"{name}.bias", count) for name, count in zip(names, outputs, strict=True)])
-
-    def key_mean(self, name: str, local: bool) -> Floats:
-        """float32 [kv_heads * head_dim]"""
-        spec = self.spec
-        rope = spec.rope_local if local and spec.rope_local is not None else spec.rope
-        frequencies = torch.from_numpy(self.frequencies(rope, None if local else self.file.rope_divisors()))
-        bias = torch.from_numpy(self.floats(name, spec.kv_heads * spec.head_dim)).view(spec.kv_heads, spec.head_dim)
-        floats: Floats = key_mean(bias, frequencies, rope.attention_factor).flatten().numpy()
+    def norm(self, name: str, size: int) -> Floats:
+        floats: Floats = self.floats(f"{name}.weight", size).numpy()
         return floats
 
-    def floats(self, name: str, size: int) -> Floats:
-        """float32 [size]"""
-        tensor = torch.empty(size)
-        self.file.read(name, tensor)
-        floats: Floats = tensor.numpy()
-        return floats
+    def maybe_norm(self, name: str | None, size: int) -> Floats | None:
+        return None if name is None else self.norm(name, size)
 
-    def frequencies(self, rope: RopeSpec, divisors: Tensor | None) -> Floats:
-        """float32 [head_dim / 2]"""
-        frequencies = inverse_frequencies(rope, self.spec.head_dim)
-        floats: Floats = (frequencies if divisors is None else frequencies / divisors).numpy()
-        return floats
+    def float_bias(self, product: Product) -> Floats | None:
+        bias = self.bias(product, torch.float32)
+        return None if bias is None else bias.numpy()

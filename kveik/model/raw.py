@@ -1,4 +1,4 @@
-"""Weights as their file holds them: quantised blocks that nobody has touched, for kernels that multiply with them."""
+"""Weights as their file holds them: quantised blocks as they are, for kernels that multiply with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: how fast each pair of dimensions turns, and the sines and cosines of a step.
+"""Rotary position embeddings: the frequency of each pair of dimensions, and the sines and cosines of a step.
 
 RoPE: Su et al. 2021, arXiv:2104.09864. YaRN: Peng et al. 2023, arXiv:2309.00071. llama3: the scaling that Meta published with
 Llama 3.1. Halves are rotated against each other, as in transformers: dimension i turns with dimension i + head_dim / 2.
@@ -27,12 +27,12 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """How positions become angles."""
+    """A way of making angles of positions."""
 
     base: float
     kind: RopeKind = "default"
     factor: float = 1.0
-    """How many times longer the context became."""
+    """The factor by which the context became longer."""
 
     original_context: int | None = None
     """Tokens of context before it was stretched; llama3 and yarn need it."""
@@ -45,7 +45,7 @@ class RopeSpec:
     """yarn: round the range of blended dimensions outward to whole dimensions."""
 
     attention_factor: float = 1.0
-    """What sines and cosines are multiplied with."""
+    """Factor of sines and cosines."""
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
@@ -115,7 +115,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def key_mean(bias: Tensor, frequencies: Tensor, attention_factor: float) -> Tensor:
-    """What a layer's keys have in common: their bias, turned as it is on average over the first `MEAN_POSITIONS` positions.
+    """The common part of a layer's keys: their bias, turned as it is on average over the first `MEAN_POSITIONS` positions.
 
     Taken off every key it changes nothing, since all scores of a query become less by the same, and softmax does not see that.
     But what is left is small: Qwen2 has biases of several hundred in pairs that hardly turn, beside which the rest of a key,

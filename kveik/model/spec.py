@@ -1,4 +1,4 @@
-"""What a decoder is built from, as numbers. Knows nothing of files' bytes or tensors' values.
+"""Sizes and switches of a decoder. Independent of files' bytes and tensors' values.
 
 `spec_config` (Hugging Face) and `spec_gguf` read it from a model's description, and refuse by name what the decoder
 does not have, before any memory is taken.
@@ -65,11 +65,11 @@ class ModelSpec:
     """Queries and keys are normalised, head by head, before they are rotated."""
 
     post_norms: bool = False
-    """What attention and feed-forward return is normalised before it is added to the residual stream."""
+    """The results of attention and feed-forward are normalised before they are added to the residual stream."""
 
     embedding_scale: float | None = None
     attention_scale: float
-    """What the product of query and key is multiplied with."""
+    """Factor of the product of query and key."""
 
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
@@ -88,39 +88,3 @@ class ModelSpec:
         for layer, window in enumerate(self.windows):
             members.setdefault(window, []).append(layer)
         return tuple(LayerGroup(tuple(layers), self.kv_heads, self.head_dim, window) for window, layers in members.items())
-
-
-def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor that the decoder needs, by canonical name (transformers' names without 'model.')."""
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (spec.vocab, spec.hidden), "norm.weight": (spec.hidden,)}
-    if not spec.tied:
-        shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
-    for layer in range(spec.layers):
-        for name, shape in _layer_shapes(spec).items():
-            shapes[f"layers.{layer}.{name}"] = shape
-    return shapes
-
-
-def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    queries, keys, wide = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate
-    products = {
-        "self_attn.q_proj": (queries, spec.hidden, spec.qkv_bias),
-        "self_attn.k_proj": (keys, spec.hidden, spec.qkv_bias),
-        "self_attn.v_proj": (keys, spec.hidden, spec.qkv_bias),
-        "self_attn.o_proj": (spec.hidden, queries, spec.output_bias),
-        "mlp.gate_proj": (wide, spec.hidden, spec.mlp_bias),
-        "mlp.up_proj": (wide, spec.hidden, spec.mlp_bias),
-        "mlp.down_proj": (spec.hidden, wide, spec.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (outputs, inputs, bias) in products.items():
-        shapes[f"{name}.weight"] = (outputs, inputs)
-        if bias:
-            shapes[f"{name}.bias"] = (outputs,)
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    if spec.post_norms:
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    shapes |= {f"{name}.weight": (spec.hidden,) for name in norms}
-    if spec.head_norms:
-        shapes |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
-    return shapes

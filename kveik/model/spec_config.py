@@ -1,4 +1,4 @@
-"""A Hugging Face config.json -> ModelSpec. What the decoder does not have is refused by name."""
+"""A Hugging Face config.json -> ModelSpec. Refuses by name what the decoder does not have."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def spec_from_config(config: Config) -> ModelSpec:
 
 
 DEFAULT_CONTEXT: dict[str, int] = {"gemma3": 131072}
-"""What transformers assumes where Google's published configs leave the key out."""
+"""The value that transformers assumes where Google's published configs leave the key out."""
 
 
 def _architecture(config: Config) -> Architecture:

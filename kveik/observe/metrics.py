@@ -108,6 +108,9 @@ class EngineFacts:
     kv_cache_dtype: str
     block_size: int
     pool_bytes: int
+    planned_bytes: int
+    """Memory of the process as a whole, by its plan."""
+
     tiers: tuple[str, ...] = ()
     """Names of those below the pool, from the nearest down."""
 
@@ -147,11 +150,13 @@ class Metrics(Collector):
         facts: EngineFacts,
         listener_errors: Callable[[], int] = lambda: 0,
         tiers: Callable[[], Sequence[TierSnapshot]] = lambda: (),
+        resident_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """listener_errors: how often a listener of the bus raised, a count that only grows. tiers: as they are now."""
+        """listener_errors: how often a listener of the bus raised, a count that only grows. tiers and resident_bytes: now."""
         self._facts = facts
         self._listener_errors = listener_errors
         self._tiers = tiers
+        self._resident_bytes = resident_bytes
         self._counts = _Counts(loaded_tokens=dict.fromkeys(facts.tiers, 0))
         self._lock = threading.Lock()
         self.registry = CollectorRegistry(auto_describe=False)
@@ -178,6 +183,7 @@ class Metrics(Collector):
                 *_totals(self._counts, self._listener_errors()),
                 *_times(self._counts),
                 *_told(self._facts),
+                _gauge("resident_memory_bytes", "Memory of the process that is resident now.", self._resident_bytes()),
                 *tier_metrics(self._tiers()),
             ]
 
@@ -248,8 +254,6 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 
 def _now(load: Load) -> Iterable[Metric]:
-    yield _gauge("num_requests_running", "Choices that hold blocks.", load.running)
-    yield _gauge("num_requests_waiting", "Choices in the queue.", load.waiting)
     usage = GaugeMetricFamily(
         "kveik:kv_cache_usage_perc", "Share of a group's blocks in use; 1 is all of them.", labels=["group"]
     )
@@ -305,3 +309,4 @@ def _told(facts: EngineFacts) -> Iterable[Metric]:
     yield _gauge("threads", "Threads of the arithmetic.", facts.threads)
     yield _gauge("block_size_tokens", "Tokens per block.", facts.block_size)
     yield _gauge("kv_cache_pool_bytes", "Memory taken for keys and values.", facts.pool_bytes)
+    yield _gauge("planned_memory_bytes", "Memory of the process by its plan; resident memory stays below.", facts.planned_bytes)

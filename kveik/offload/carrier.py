@@ -127,7 +127,7 @@ class Transfers:
 
         `copy` carries out the plan's copies.
         """
-        before, loads = around_copies(self._scheduler.kv_cache.evictor.take_transfers())
+        before, loads = around_copies(self._scheduler.below.take_transfers(self._clock.now()))
         deleted: list[Delete] = []
         for one in before:
             if isinstance(one, Delete) and (not deleted or deleted[0].tier == one.tier):
@@ -155,13 +155,14 @@ class Transfers:
 
     def retire(self, seconds: float) -> None:
         """The engine stops: what is worth keeping goes where it lasts, as far as the time suffices; then all is closed."""
-        evictor, mover = self._scheduler.kv_cache.evictor, self.parts.mover
+        mover, directory = self.parts.mover, self.parts.directory
         deadline = self._clock.now() + seconds
         in_time, budget = mover.drain(deadline), 0
         self._pay_owed()
         written = [mover.snapshot(name).counts.records_stored for name in self._names]
-        evictor.retire()
-        orders = evictor.take_transfers()
+        orders = self._scheduler.below.take_transfers(self._clock.now())
+        directory.retire(self._scheduler.kv_cache.cached_contents(), self._clock.now())
+        orders += directory.take_transfers()
         for one in orders:
             if isinstance(one, Spill):
                 in_time = in_time and (budget > 0 or mover.drain(deadline))
@@ -173,7 +174,7 @@ class Transfers:
         self._publish_events(last=True)
         mover.stop()
         wanted = Counter(one.target for one in orders if isinstance(one, Spill))
-        for number, tier in enumerate(self.parts.directory.tiers):
+        for number, tier in enumerate(directory.tiers):
             if tier.spec.lasts:
                 self._tell_kept(tier.spec.name, wanted[number], written[number], None if in_time else seconds)
         mover.close()

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.prefix_match import PrefixMatch
 from kveik.offload.cost import Costs, Split, best_split
-from kveik.offload.loader import Loading
-from kveik.offload.transfer import Cancel, Fetch, Load, Probe
+from kveik.offload.loader import Loader, Loading
+from kveik.offload.manager import OffloadManager
+from kveik.offload.transfer import Cancel, Fetch, Load, Probe, Transfer
 from kveik.request.sequence import Sequence
 
 PROBE_SHARE = 0.1
@@ -79,10 +80,12 @@ class Job:
 class Loads:
     """All loads of one scheduler. Without costs there are no tiers, and it does nothing."""
 
-    def __init__(self, kv_cache: KVCacheManager, costs: Costs | None) -> None:
-        """`costs`: with the tiers in the directory's order; the KV cache manager's evictor has the directory."""
-        assert costs is None or kv_cache.evictor.below is not None, "there are costs of tiers, but no tiers"
+    def __init__(self, kv_cache: KVCacheManager, manager: OffloadManager | None = None, costs: Costs | None = None) -> None:
+        """`costs`: with the manager's tiers, in its order. Costs without a manager do not happen."""
+        assert costs is None or manager is not None, "there are costs of tiers, but no tiers"
         self.costs = costs
+        self.manager = manager
+        self.loader = None if manager is None else Loader(kv_cache, manager)
         self._decisions: list[Decision] = []
         self._kv_cache = kv_cache
         self._jobs: dict[int, Job] = {}
@@ -140,7 +143,7 @@ class Loads:
         """The claim of another's load that brings what follows `match` in this one."""
         if not self._jobs or sequence.id in self._joined:
             return None
-        keys = set(self._kv_cache.loads.keys(sequence.id, limit)[match.full if match else 0 :])
+        keys = set(self._kv_cache.chain_keys(sequence.id, limit)[match.full if match else 0 :])
         for job in self._jobs.values():
             if not job.over and any(fetch.key in keys for fetch in job.loading.fetches):
                 self._joined.add(sequence.id)
@@ -151,35 +154,39 @@ class Loads:
         """Load what lies below and pays, if the sequence could be admitted now: the claim to wait for."""
         if self.costs is None or sequence.id in self._tried or not self._kv_cache.can_admit(sequence.id, match):
             return None
+        manager, loader = self._below()
+        manager.apply(self._kv_cache.take_facts(), now)
         if (claim := self._ask(sequence, match, limit, now)) is not None:
             return claim
         self._tried.add(sequence.id)
-        loads = self._kv_cache.loads
-        below = loads.find(sequence.id, match, limit)
+        below = loader.find(sequence.id, match, limit)
         if not below:
             return None
         split = best_split(below.prospect, sequence.length, self.costs.prefill, list(self.costs.tiers.values()), now)
         tokens = below.prospect.tokens
         self._decisions.append(Decision(sequence.id, int(tokens[0]), int(tokens[-1]), split))
-        if split.cut == 0 or not below.fetches(split.cut) or not loads.fits(sequence.id, below, split.cut):
+        if split.cut == 0 or not below.fetches(split.cut):
             return None
-        loading = loads.begin(sequence.id, below, split.cut)
+        loading = loader.begin(sequence.id, below, split.cut, now)
+        if loading is None:
+            return None
         self._count += 1
         job = self._jobs[self._count] = Job(self._count, sequence.id, loading, now, now + split.patience)
         for fetch in loading.fetches:
             self._queued(fetch, 1)
-        self._kv_cache.evictor.transfer(Load(job.number, loading.fetches, loading.targets, job.deadline))
+        # What was evicted for it is copied first.
+        manager.apply(self._kv_cache.take_facts(), now)
+        manager.transfer(Load(job.number, loading.fetches, loading.targets, job.deadline))
         return job.claim
 
     def _ask(self, sequence: Sequence, match: PrefixMatch | None, limit: int, now: float) -> bytes | None:
         """Once, what others have written of that which is not known to be anywhere."""
-        directory = self._kv_cache.evictor.below
-        assert directory is not None
+        directory, _ = self._below()
         assert self.costs is not None
         if not directory.shared or sequence.id in self._asked:
             return None
         self._asked.add(sequence.id)
-        keys = self._kv_cache.loads.keys(sequence.id, limit)[match.full if match else 0 :]
+        keys = self._kv_cache.chain_keys(sequence.id, limit)[match.full if match else 0 :]
         unknown = directory.unknown([key for key in keys if not any(tier.stored(key) for tier in directory.tiers)])
         asked = {tier: missing for tier, missing in unknown if missing}
         if not asked:
@@ -190,7 +197,7 @@ class Loads:
         for tier, some in asked.items():
             self._count += 1
             self._asking[self._count] = asking
-            self._kv_cache.evictor.transfer(Probe(self._count, tier, tuple(some), asking.deadline))
+            directory.transfer(Probe(self._count, tier, tuple(some), asking.deadline))
         return asking.claim
 
     def expire(self, now: float) -> None:
@@ -221,7 +228,7 @@ class Loads:
         self._tried.discard(sequence_id)
         self._asked.discard(sequence_id)
         self._joined.discard(sequence_id)
-        landed, directory = self._landed.pop(sequence_id, None), self._kv_cache.evictor.below
+        landed, directory = self._landed.pop(sequence_id, None), self.manager
         counts: dict[str, int] = {}
         if landed is not None and match is not None and directory is not None:
             for place, tier in landed.items():
@@ -250,7 +257,7 @@ class Loads:
         one = job.loading.fetches[fetch]
         if found or not sound:
             self._queued(one, -1)
-            self._kv_cache.loads.arrived(job.sequence_id, fetch, found=found)
+            self._below()[1].arrived(job.sequence_id, fetch, found=found)
         self._news |= found
         if not found:
             job.gap = one.place if job.gap is None else min(job.gap, one.place)
@@ -268,14 +275,14 @@ class Loads:
         """It is over; what still waits is not written any more."""
         job.over = True
         if job.loading.waiting:
-            self._kv_cache.evictor.transfer(Cancel(job.number))
+            self._below()[0].transfer(Cancel(job.number))
 
     def _close(self, job: Job) -> None:
         if not job.over:
             self._call_off(job)
         for number in job.loading.waiting:
             self._queued(job.loading.fetches[number], -1)
-        self._kv_cache.loads.end(job.sequence_id)
+        self._below()[1].end(job.sequence_id)
         del self._jobs[job.number]
 
     def _note_late(self, job: Job, now: float) -> None:
@@ -291,16 +298,28 @@ class Loads:
         list(self.costs.tiers.values())[fetch.tier].queued(sign * self._size(fetch))
 
     def _size(self, fetch: Fetch) -> int:
-        directory = self._kv_cache.evictor.below
-        assert directory is not None
-        return directory.tiers[fetch.tier].spec.record_bytes[fetch.group]
+        return self._below()[0].tiers[fetch.tier].spec.record_bytes[fetch.group]
+
+    def take_transfers(self, now: float) -> list[Transfer]:
+        """What is to be done below, in this order, and before the next write into the pool."""
+        if self.manager is None:
+            return []
+        self.manager.apply(self._kv_cache.take_facts(), now)
+        return self.manager.take_transfers()
+
+    def _below(self) -> tuple[OffloadManager, Loader]:
+        assert self.manager is not None
+        assert self.loader is not None
+        return self.manager, self.loader
 
     def check(self, waiting: set[int]) -> None:
         """Every load is of a sequence that waits, and the KV cache manager knows of the same ones. Raises AssertionError."""
         loading = {job.sequence_id for job in self._jobs.values()}
         assert len(loading) == len(self._jobs), "a sequence loads twice"
-        assert loading == self._kv_cache.loads.active.keys(), "KV cache manager and scheduler know of different loads"
+        assert loading == self._kv_cache.loading, "KV cache manager and scheduler know of different loads"
         assert {one.sequence_id for one in self._asking.values()} <= self._asked, "a tier is asked for somebody unknown"
         assert loading | self._asked | self._tried | self._joined | self._landed.keys() <= waiting, (
             "somebody loads who does not wait"
         )
+        if self.manager is not None:
+            self.manager.check()

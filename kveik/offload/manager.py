@@ -9,15 +9,15 @@ Whatever goes wrong below ends here as a record that is not there: never as an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
-from kveik.cache.eviction.policy import Key, Owner, Visit
+from kveik.cache.eviction.policy import Key, Visit
+from kveik.cache.facts import Evicted, Fact, Gone, Inserted, Invalidated, Used
 from kveik.cache.layout import LayerGroup
-from kveik.offload.evicted import Gone
 from kveik.offload.tier import Tier
 from kveik.offload.tier_match import Below, InPool, find_below
-from kveik.offload.transfer import Clear, Delete, Fetch, Order, Spill
+from kveik.offload.transfer import Clear, Delete, Fetch, Spill, Transfer
 
 
 class OffloadManager:
@@ -30,12 +30,9 @@ class OffloadManager:
         self.tiers = tuple(tiers)
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._orders: list[Order] = []
+        self._transfers: list[Transfer] = []
         self.closed: frozenset[int] = frozenset()
         """Tiers whose stores take nothing at the moment: what they are known to have does not go for what would be refused."""
-
-        self.block_of: Callable[[int, Key], int] | None = None
-        """Which block of the pool has a group's record, as long as the pool has it: set by whoever has the pool."""
 
     # Questions.
 
@@ -58,15 +55,24 @@ class OffloadManager:
 
     # What happens above. Each may give orders.
 
-    def offered(self, gone: Sequence[Gone], now: float) -> None:
-        """The pool gives up contents, none of them twice."""
-        self._offer(0, None, gone, now)
+    def apply(self, facts: Iterable[Fact], now: float) -> None:
+        """Take facts of the pool over, in order, before the next step writes into the blocks that they name."""
+        for fact in facts:
+            match fact:
+                case Evicted():
+                    self._offer(0, fact, fact.runs, now)
+                case Inserted():
+                    self._inserted(fact, now)
+                case Used(visit):
+                    self.used(visit)
+                case Invalidated(keys):
+                    self.forget(keys)
 
-    def inserted(self, key: Key, groups: int, now: float, owner: Owner = b"") -> None:
-        """The pool has a new content, all slots of it written, in these groups."""
+    def _inserted(self, new: Inserted, now: float) -> None:
+        source = Evicted([Gone((new.key,), new.groups, new.owner)], (new.key,), [(block,) for block in new.blocks])
         for number, tier in enumerate(self.tiers):
             if tier.spec.writes == "write-through":
-                self._offer_to(number, None, [Gone((key,), groups, owner)], now)
+                self._offer_to(number, source, source.runs, now)
 
     def used(self, visit: Visit) -> None:
         """A request is done."""
@@ -74,13 +80,13 @@ class OffloadManager:
             tier.used(visit)
             self._delete(number, tier.surplus(visit.tenant, visit.went))
 
-    def _offer(self, first: int, source: int | None, gone: Sequence[Gone], now: float) -> None:
-        """To one tier after the other, until one has it."""
+    def _offer(self, first: int, source: Evicted | int, gone: Sequence[Gone], now: float) -> None:
+        """To one tier after the other, until one has it. `source`: what the pool evicted, or the number of a tier."""
         for number in range(first, len(self.tiers)):
             if gone:
                 gone = self._offer_to(number, source, gone, now)
 
-    def _offer_to(self, number: int, source: int | None, gone: Sequence[Gone], now: float) -> list[Gone]:
+    def _offer_to(self, number: int, source: Evicted | int, gone: Sequence[Gone], now: float) -> list[Gone]:
         """What it does not take."""
         if number in self.closed:
             return list(gone)
@@ -91,28 +97,32 @@ class OffloadManager:
         self._spill(answer.writes, source, number)
         return answer.refused
 
-    def _spill(self, gone: Sequence[Gone], source: int | None, target: int) -> None:
-        block_of = self.block_of if source is None else None
+    def _spill(self, gone: Sequence[Gone], source: Evicted | int, target: int) -> None:
+        places = {key: place for place, key in enumerate(source.keys)} if gone and isinstance(source, Evicted) else {}
         for keys, groups, _, _ in gone:
             for group in _bits(groups):
-                if block_of is None:
-                    self._orders += [Spill(key, group, source, target) for key in keys]
+                if isinstance(source, int):
+                    self._transfers += [Spill(key, group, source, target) for key in keys]
                 else:
-                    self._orders += [Spill(key, group, source, target, block_of(group, key)) for key in keys]
+                    blocks = source.blocks[group]
+                    self._transfers += [Spill(key, group, None, target, blocks[places[key]]) for key in keys]
 
     def _delete(self, number: int, gone: Sequence[Gone]) -> None:
         if gone and self.tiers[number].spec.ours:
             for keys, groups, _, _ in gone:
-                self._orders += [Delete(key, group, number) for group in _bits(groups) for key in keys]
+                self._transfers += [Delete(key, group, number) for group in _bits(groups) for key in keys]
 
-    def retire(self, pool: Iterable[Gone], now: float) -> None:
+    def retire(self, pool: Evicted, now: float) -> None:
         """The process ends: what is in the pool or in a tier that goes with it is offered to those that last, the most valuable
         first, so that a drain that is cut short has saved the best of it.
         """
         lasting = [number for number, tier in enumerate(self.tiers) if tier.spec.lasts]
         if not lasting:
             return
-        waiting: list[tuple[int | None, Gone]] = [(None, gone._replace(keys=(key,))) for gone in pool for key in gone.keys]
+        places = {key: place for place, key in enumerate(pool.keys)}
+        waiting: list[tuple[Evicted | int, Gone]] = []
+        for one in (run._replace(keys=(key,)) for run in pool.runs for key in run.keys):
+            waiting.append((Evicted([one], one.keys, [(blocks[places[one.keys[0]]],) for blocks in pool.blocks]), one))
         for number, tier in enumerate(self.tiers):
             if not tier.spec.lasts:
                 waiting.extend((number, gone) for gone in tier.records())
@@ -129,18 +139,35 @@ class OffloadManager:
         for number, tier in enumerate(self.tiers):
             tier.clear()
             if tier.spec.ours:
-                self._orders.append(Clear(number))
+                self._transfers.append(Clear(number))
 
     def forget(self, keys: Iterable[Key]) -> None:
         """These contents are not what they should be: they are removed everywhere, whoever else could use them."""
         for key in keys:
             for number, tier in enumerate(self.tiers):
-                self._orders.extend(Delete(key, group, number) for group in _bits(tier.forget(key)))
+                self._transfers.extend(Delete(key, group, number) for group in _bits(tier.forget(key)))
 
-    def take_orders(self) -> list[Order]:
-        """What is to be done, in this order."""
-        orders, self._orders = self._orders, []
-        return orders
+    def transfer(self, one: Transfer) -> None:
+        """This too is to be done, after all that is known of so far."""
+        self._transfers.append(one)
+
+    def take_transfers(self) -> list[Transfer]:
+        """What is to be done, in this order, and before the next write into the pool."""
+        transfers, self._transfers = self._transfers, []
+        return transfers
+
+    # Learning.
+
+    @property
+    def wants_lesson(self) -> bool:
+        """A tier's policy has seen enough to learn from."""
+        return any(tier.policy.wants_lesson for tier in self.tiers)
+
+    def learn(self, now: float) -> None:
+        """Let the tiers' policies draw conclusions if they have seen enough."""
+        for tier in self.tiers:
+            if tier.policy.wants_lesson:
+                tier.policy.learn(now)
 
     # Loading.
 

@@ -32,10 +32,8 @@ from kveik.offload.stores.remote import RemoteLimits, RemoteStore, check_address
 from kveik.offload.stores.store import Extent, Store
 from kveik.offload.tier import Tier
 from kveik.offload.tier_spec import TierSpec
+from kveik.offload.writer import STAGING_BYTES
 from kveik.words import counted
-
-STAGING_BYTES = 32 << 20
-"""Memory in front of each tier, for blocks that wait to be written."""
 
 LASTING, FOREIGN = frozenset({"disk", "remote"}), frozenset({"remote"})
 """Tiers that outlive the process, and those in which others write too."""

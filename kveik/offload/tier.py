@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
-from kveik.offload.evicted import Answer, Gone, in_runs
+from kveik.cache.facts import Gone, in_runs
 from kveik.offload.tier_spec import TierSpec
 from kveik.offload.write_filter import WriteFilter
 
@@ -38,6 +39,19 @@ class Held:
 
     doomed: bool = False
     """It is being stored, and will be removed as soon as it is."""
+
+
+class Answer(NamedTuple):
+    """What a tier says to offers."""
+
+    writes: list[Gone]
+    """What it takes, and of which groups the records."""
+
+    refused: list[Gone]
+    """What is not there afterwards, so that somebody else may take it."""
+
+    victims: list[Gone]
+    """What goes for it, and has gone from here already, also where there is no room after all."""
 
 
 class Tier:
@@ -229,8 +243,7 @@ class Tier:
                 key = tenants.victim_of(one.owner, self._may_go, now)
                 keys = [] if key is None else [key]
             else:
-                tenants.asking = one.owner
-                keys = tenants.victims(1, self._may_go, now)
+                keys = [key for key, _ in tenants.victims_for(one.owner, 1, self._may_go, now)]
             if not keys:
                 break
             gone += self._give_up(keys, now)

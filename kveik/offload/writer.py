@@ -25,6 +25,9 @@ BATCH_RECORDS, BATCH_BYTES = 16, 16 << 20
 WAITING_MAX = 262_144
 """Keys that may wait for a tier; deletions beyond are refused."""
 
+STAGING_BYTES = 32 << 20
+"""Memory in front of each tier, for blocks that wait to be written."""
+
 _ALIGNED = 64
 
 

@@ -24,7 +24,6 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.prefix_match import PrefixMatch
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
-from kveik.offload.cost import Costs
 from kveik.offload.loads import Loads
 from kveik.request.sequence import FinishReason, Sequence, Status
 from kveik.schedule.draft import Draft
@@ -47,12 +46,12 @@ class Scheduler:
         limits: ScheduleConfig,
         max_model_len: int,
         eos_ids: frozenset[int] = frozenset(),
-        costs: Costs | None = None,
+        below: Loads | None = None,
         *,
         policy: Policy | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        """The KV cache manager was made for these limits. `costs`: of loading from tiers below the pool, where there are any.
+        """The KV cache manager was made for these limits. `below`: loads from tiers below the pool, where there are any.
         `policy`: another than the one in `limits`. `proposer`: guesses tokens to compute along with the certain ones.
         """
         assert kv_cache.rows <= limits.max_num_seqs, "the KV cache manager has more rows than sequences may run"
@@ -61,7 +60,7 @@ class Scheduler:
         largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
         assert largest <= kv_cache.max_chunk, "the KV cache manager's windowed groups count with smaller chunks"
         self.kv_cache = kv_cache
-        self.below = Loads(kv_cache, costs)
+        self.below = Loads(kv_cache) if below is None else below
         # Prompt tokens of all sequences admitted so far, each counted once, and those of them that were found in the cache.
         self.prefix_queries = self.prefix_hits = 0
         self._limits = limits
@@ -118,9 +117,7 @@ class Scheduler:
         request, sampling = sequence.request, sequence.sampling
         wanted = sequence.prompt_length + sampling.max_tokens
         if wanted > self._max_model_len:
-            raise PromptTooLong(
-                tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens, param="max_tokens"
-            )
+            raise PromptTooLong(tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens)
         if self.room == 0:
             raise Overloaded(f"The queue is full; sequences in it: {len(self._queue)} (--max-waiting).")
         sequence.end_length = wanted
@@ -139,7 +136,7 @@ class Scheduler:
         self._queue.add(self._policy.rank(sequence, sequence.arrived), sequence)
         self._hopeless = False
 
-    def abort(self, sequence_id: int) -> bool:
+    def abort(self, sequence_id: int, now: float) -> bool:
         """End a sequence at once and free its blocks. False where it is not alive any more.
 
         Between `plan` and `settle` the step still computes it; its tokens are dropped, and a later plan may use its blocks.
@@ -150,7 +147,7 @@ class Scheduler:
         if sequence.status is Status.WAITING:
             self._queue.remove(sequence)
             self._hopeless = False  # Another one may be first in the queue now.
-        self._end(sequence, "abort")
+        self._end(sequence, "abort", now)
         return True
 
     # The step.
@@ -160,7 +157,6 @@ class Scheduler:
         ended = tuple(self._ended)
         self._ended.clear()
         self.kv_cache.begin_plan()
-        self.kv_cache.evictor.now = now
         self.below.expire(now)
         if self._policy.changes:
             self._queue.sort(lambda sequence: self._policy.rank(sequence, now))
@@ -177,7 +173,7 @@ class Scheduler:
             self._hopeless = False
             if not draft.short and not draft.admitted:
                 self._admit(draft, now)
-        self._guess(draft)
+        self._guess(draft, now)
         plan = draft.plan(self.kv_cache, ended, *self._explanations.of(self._queue, draft.budget, draft.starved(behind)))
         assert not plan.empty or not self._alive or self.below.loading, "sequences are alive and none of them makes progress"
         return plan
@@ -186,7 +182,6 @@ class Scheduler:
         """Take over what the step brought: 0 to `logits` tokens per row, in the plan's order."""
         assert len(outcome.offsets) == plan.rows + 1, "the outcome is not this plan's"
         batch = self._batch
-        self.kv_cache.evictor.now = now
         tokens, offsets = batch.until_end(outcome.tokens, outcome.offsets)
         kept = np.diff(offsets)
         computed = plan.starts + plan.counts - plan.logits + kept
@@ -198,7 +193,7 @@ class Scheduler:
         for row in sorted(outcome.failed.union(batch.ending(kept))):
             one = batch.sequences[row]
             if one is not None and (reason := self._reason_to_end(one, failed=row in outcome.failed)) is not None:
-                self._end(one, reason)
+                self._end(one, reason, now)
                 finished[row] = Finished(one.id, reason)
         return Settled(kept, finished, tuple(sequence.id for sequence in begun), tuple(gaps))
 
@@ -238,11 +233,11 @@ class Scheduler:
             self._preempt(victim, draft, Cause.BLOCKS, now)
             if victim is sequence:
                 return False
-        self._grow(sequence, length)
+        self._grow(sequence, length, now)
         return True
 
-    def _grow(self, sequence: Sequence, length: int) -> None:
-        self._batch.capacity[sequence.row] = self.kv_cache.grow(sequence.id, length)
+    def _grow(self, sequence: Sequence, length: int, now: float) -> None:
+        self._batch.capacity[sequence.row] = self.kv_cache.grow(sequence.id, length, now)
 
     def _feed_behind(self, behind: list[Sequence], draft: Draft, now: float) -> None:
         behind.sort(key=lambda sequence: self._policy.rank(sequence, now))
@@ -273,7 +268,7 @@ class Scheduler:
         sequence.preemptions += 1
         self._queue.add(self._policy.rank(sequence, now), sequence)
 
-    def _guess(self, draft: Draft) -> None:
+    def _guess(self, draft: Draft, now: float) -> None:
         """Guesses take what is left of the step's tokens, and blocks that are free: they preempt nothing."""
         if isinstance(self._proposer, NoProposer):
             return
@@ -284,7 +279,7 @@ class Scheduler:
             limit = min(limit, self.kv_cache.reach(sequence.id) - sequence.length)
             guesses = tuple(self._proposer.propose(sequence, limit)[:limit]) if limit > 0 else ()
             if guesses:
-                self._grow(sequence, start + 1 + len(guesses))
+                self._grow(sequence, start + 1 + len(guesses), now)
                 draft.guess(sequence, guesses)
                 left -= len(guesses)
 
@@ -355,7 +350,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> None:
         # One that was preempted takes up where it was: its newest token is a decode, not part of a prompt.
         target = sequence.length - 1 if sequence.output_count else sequence.length
-        admission = self.kv_cache.admit(sequence.id, match, target)
+        admission = self.kv_cache.admit(sequence.id, match, target, now)
         self._admissions += 1
         sequence.status, sequence.admission = Status.RUNNING, self._admissions
         loaded = self.below.admitted(sequence.id, match)
@@ -366,7 +361,7 @@ class Scheduler:
             self.prefix_hits += admission.matched
         self._batch.add(sequence, admission.row, admission.matched)
         count = self._count(sequence, draft)
-        self._grow(sequence, admission.matched + count)
+        self._grow(sequence, admission.matched + count, now)
         draft.give(sequence, count)
         draft.copies += admission.copies
         draft.admitted.append(sequence.id)
@@ -376,18 +371,18 @@ class Scheduler:
     def _reason_to_end(self, sequence: Sequence, *, failed: bool) -> FinishReason | None:
         """Why the sequence ends with its newest token, or without one because its logits were not finite."""
         if failed:
-            self.kv_cache.disown(sequence.id)
+            self.kv_cache.invalidate(sequence.id)
             return "error"
         reason = sequence.end_reason(sequence.tokens[-1], sequence.length)
         sequence.stop_token = sequence.tokens[-1] if reason == "stop" else None
         return reason
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
         self.below.dropped(sequence.id)
         self._explanations.drop(sequence)
-        self.kv_cache.close(sequence.id)
+        self.kv_cache.close(sequence.id, now)
         del self._alive[sequence.id]
         self._ended[sequence.id] = sequence
         sequence.status, sequence.finish_reason = Status.FINISHED, reason

@@ -1,4 +1,4 @@
-"""What the engine gave, as OpenAI's answers: whole or in chunks, from the same parts, so that both say the same. Pure."""
+"""OpenAI's answers, whole or in chunks, from the same parts of the engine's output. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kveik.engine.stream import Delta, Stream
 from kveik.request.sequence import FinishReason
-from kveik.server.logprobs import Placement, Scored, chat_logprobs, completion_logprobs, prompt_logprobs
+from kveik.server.answer_logprobs import Placement, Scored, chat_logprobs, completion_logprobs, prompt_logprobs
 from kveik.server.translate import Call
 from kveik.text.tokenizer import Tokenizer
 
@@ -50,8 +50,8 @@ class AnswerShape(Protocol):
         """The non-streamed answer."""
         ...
 
-    def chunks(self, parts: ChoiceParts) -> list[dict[str, object]]:
-        """What is new in one choice, as zero or more chunks of a stream."""
+    def chunks(self, parts: ChoiceParts, streams: Sequence[Stream]) -> list[dict[str, object]]:
+        """New parts of one choice, as zero or more chunks of a stream."""
         ...
 
     def usage_chunk(self, streams: Sequence[Stream]) -> dict[str, object]:
@@ -106,10 +106,12 @@ class _Frame:
             "choices": choices,
         }
 
-    def _chunk(self, kind: str, choices: list[dict[str, object]]) -> dict[str, object]:
-        # OpenAI: a stream that will end with its usage says null until then; others do not mention it.
-        frame = self._frame(kind, choices)
-        return frame | {"usage": None} if self._call.include_usage else frame
+    def _chunk(self, kind: str, choice: dict[str, object], streams: Sequence[Stream]) -> dict[str, object]:
+        frame = self._frame(kind, [choice])
+        if self._call.include_usage:
+            # OpenAI: a stream that will end with its usage says null until then; others do not mention it.
+            frame["usage"] = usage(self._call, streams) if self._call.continuous_usage else None
+        return frame
 
     def _ending(self, parts: ChoiceParts) -> dict[str, object]:
         return {"finish_reason": parts.finish_reason, "stop_reason": parts.stop_reason}
@@ -132,12 +134,12 @@ class CompletionShape(_Frame):
                 choice["prompt_logprobs"] = self._prompt_logprobs(streams[parts.index // self._call.n])
         return self._frame("text_completion", written) | {"usage": usage(self._call, streams)}
 
-    def chunks(self, parts: ChoiceParts) -> list[dict[str, object]]:
+    def chunks(self, parts: ChoiceParts, streams: Sequence[Stream]) -> list[dict[str, object]]:
         if parts.empty:
             return []
         choice = self._choice(parts)
         shown = parts.text or parts.finish_reason or choice["logprobs"]
-        return [self._chunk("text_completion", [choice])] if shown else []
+        return [self._chunk("text_completion", choice, streams)] if shown else []
 
     def usage_chunk(self, streams: Sequence[Stream]) -> dict[str, object]:
         return self._frame("text_completion", []) | {"usage": usage(self._call, streams)}
@@ -187,22 +189,22 @@ class ChatShape(_Frame):
             answer["prompt_logprobs"] = self._prompt_logprobs(streams[0])
         return answer
 
-    def chunks(self, parts: ChoiceParts) -> list[dict[str, object]]:
+    def chunks(self, parts: ChoiceParts, streams: Sequence[Stream]) -> list[dict[str, object]]:
         chunks = []
         if parts.index not in self._begun:
             self._begun.add(parts.index)
             opening = ChoiceParts(parts.index)
-            chunks.append(self._delta(opening, {"role": "assistant", "content": ""}))
+            chunks.append(self._delta(opening, {"role": "assistant", "content": ""}, streams))
         if not parts.empty:
-            chunks.append(self._delta(parts, {"content": parts.text} if parts.text else {}))
+            chunks.append(self._delta(parts, {"content": parts.text} if parts.text else {}, streams))
         return chunks
 
     def usage_chunk(self, streams: Sequence[Stream]) -> dict[str, object]:
         return self._frame("chat.completion.chunk", []) | {"usage": usage(self._call, streams)}
 
-    def _delta(self, parts: ChoiceParts, delta: dict[str, object]) -> dict[str, object]:
+    def _delta(self, parts: ChoiceParts, delta: dict[str, object], streams: Sequence[Stream]) -> dict[str, object]:
         choice = {"index": parts.index, "delta": delta, "logprobs": self._logprobs(parts), **self._ending(parts)}
-        return self._chunk("chat.completion.chunk", [choice])
+        return self._chunk("chat.completion.chunk", choice, streams)
 
     def _logprobs(self, parts: ChoiceParts) -> dict[str, object] | None:
         if self._call.logprobs is None or not (parts.scored or parts.finish_reason):

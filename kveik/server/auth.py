@@ -1,4 +1,4 @@
-"""Who is asking: API keys, and the tenant that each stands for. A key is never stored, compared or logged as such.
+"""API keys, and the tenant that each stands for. A key is never stored, compared or logged as such.
 
 A tenant is HMAC-SHA256(server secret, key): stable over restarts as long as the secret file stays, and useless for guessing
 keys without it. Two keys are two tenants, and tenants never share cache blocks.
@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kveik.errors import BadValue, NotAuthorized, Refused, Unreachable
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 OPEN_PATHS = frozenset({"/", "/status", "/health", "/metrics", "/version", "/docs", "/openapi.json"})
-"""Paths that need no key: for people, probes and scrapers. They tell counts and names, never a request's content."""
+"""Paths that need no key: for people, probes and scrapers. They show counts and names, never a request's content."""
 
 
 def tenant_secret(path: Path) -> bytes:
@@ -76,28 +75,28 @@ def _make_secret(path: Path) -> None:
 
 
 class Tenants:
-    """The keys that may ask. Without any, everybody may, as the one tenant b\"\"."""
+    """The keys that have access. Without any, every call is served, as the one tenant b\"\"."""
 
     def __init__(self, keys: Sequence[str], secret: bytes) -> None:
         self._secret = secret
         self._digests = tuple(self.of_key(key) for key in keys)
 
-    def tenant(self, authorization: str | None) -> bytes:
-        """The tenant behind an Authorization header.
+    def tenant(self, authorization: bytes | None) -> bytes:
+        """The tenant behind an Authorization header, whose bytes are compared with the keys' UTF-8.
 
         Raises:
             NotAuthorized: keys are configured, and the header holds none of them.
         """
         if not self._digests:
             return b""
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise NotAuthorized("This server needs an API key: send it as 'Authorization: Bearer KEY'.")
-        presented = self._digest(key.strip().encode())
+        scheme, _, key = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not key.strip():
+            raise NotAuthorized("This server needs an API key. Send it as `Authorization: Bearer KEY`.")
+        presented = self._digest(key.strip())
         # Every digest is compared, each in constant time, so that the time taken says nothing about any key.
         known = [hmac.compare_digest(presented, digest) for digest in self._digests]
         if not any(known):
-            raise NotAuthorized("The API key is not one of this server's.")
+            raise NotAuthorized("Incorrect API key provided. Send one of this server's keys.")
         return presented
 
     def of_key(self, key: str) -> bytes:
@@ -109,7 +108,10 @@ class Tenants:
 
 
 class Authenticate:
-    """ASGI: lets nobody past without a key, except to the open paths; writes the tenant into the request's state."""
+    """ASGI: refuses calls without a key, except to open paths; writes the tenant into the request's state.
+
+    OPTIONS passes as well: it tells methods and nothing else, and browsers and proxies send it without a key.
+    """
 
     def __init__(self, app: ASGIApp, tenants: Tenants, refused: Callable[[Refused], None]) -> None:
         self._app = app
@@ -117,9 +119,9 @@ class Authenticate:
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
             try:
-                tenant = self._tenants.tenant(Headers(scope=scope).get("authorization"))
+                tenant = self._tenants.tenant(dict(scope["headers"]).get(b"authorization"))
             except NotAuthorized as error:
                 self._refused(error)
                 await error_response(error)(scope, receive, send)

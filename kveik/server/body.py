@@ -1,8 +1,9 @@
-"""From the bytes of a request body to a checked shape: size while reading, media type, strict JSON, fields."""
+"""Request bodies, from bytes to a checked shape: size while reading, media type, strict JSON, fields."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from email.message import Message
 from typing import TypeVar
@@ -13,14 +14,14 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from kveik.errors import BadValue, BodyStalled, BodyTooLarge, Overloaded, WrongMediaType
-from kveik.server.limits import MAX_BODIES_AT_ONCE, RETRY_AFTER_SECONDS
+from kveik.server.call_limits import MAX_BODIES_AT_ONCE, RETRY_AFTER_SECONDS
 
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
 @dataclass(slots=True)
 class BodyBudget:
-    """Bytes of bodies that all calls together hold while reading. Bounded, so that uploads cannot fill the memory."""
+    """Bytes of bodies that all calls together hold while reading. Bounded, so that uploads cannot fill memory."""
 
     body_bytes: int
     """Bytes of one body at most."""
@@ -40,7 +41,7 @@ async def read_body(request: Request, shape: type[Shape], budget: BodyBudget) ->
 
     Raises:
         WrongMediaType, BodyTooLarge, BodyStalled, Overloaded: before or while reading.
-        BadValue: it is no JSON object of that shape; the message names the field and repeats nothing of the input.
+        BadValue: it is not a JSON object of that shape; the message names the field and repeats nothing of the input.
         starlette.requests.ClientDisconnect: the client left before the body's end.
     """
     check_media_type(request.headers)
@@ -75,7 +76,7 @@ async def _read(request: Request, budget: BodyBudget) -> bytes:
                 if len(body) > budget.body_bytes:
                     raise BodyTooLarge(allowed=budget.body_bytes)
                 if budget.held_bytes > budget.total_bytes:
-                    raise Overloaded("Too many large requests are being read at once.", retry_after=RETRY_AFTER_SECONDS)
+                    raise Overloaded("Too many large bodies are being read. Try again.", retry_after=RETRY_AFTER_SECONDS)
     except TimeoutError as error:
         raise BodyStalled(seconds=budget.stall_seconds) from error
     finally:
@@ -91,13 +92,32 @@ def parse(body: bytes, shape: type[Shape]) -> Shape:
     try:
         content = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise BadValue(f"The body is not valid JSON: {error}.") from error
+        raise _not_json(body, shape, error) from error
     if not isinstance(content, dict):
         raise BadValue("The body must be a JSON object.")
     try:
         return shape.model_validate(content)
     except ValidationError as error:
         raise _field_error(error.errors(include_input=False, include_url=False, include_context=False)[0]) from error
+
+
+def _not_json(body: bytes, shape: type[BaseModel], error: ValueError) -> BadValue:
+    try:
+        content = from_json(body)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        return BadValue(f"The body is not valid JSON: {error}.")
+    # All that is wrong is a number: name its field, where the name is not the client's own.
+    field = next((name for name in shape.model_fields if not _is_finite(content.get(name))), None)
+    where = "A field" if field is None else f"`{field}`"
+    return BadValue(f"{where} is or has NaN, Infinity or a number too large. JSON has finite numbers only.", param=field)
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _field_error(details: ErrorDetails) -> BadValue:

@@ -1,4 +1,4 @@
-"""The one shape that every error takes on its way out: {'error': {message, type, param, code}}."""
+"""The shape of every error answer, {'error': {message, type, param, code}}, and strict JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from starlette.responses import Response
 from kveik.errors import BodyStalled, Broken, KveikError, Overloaded
 
 INTERNAL = Broken("The server failed to answer this request; its log says why.")
-"""What a client learns of an exception that nobody foresaw."""
+"""The answer to an unexpected exception."""
+
+_SEPARATORS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -51,5 +53,12 @@ def json_response(content: object, *, status: int = 200, headers: Mapping[str, s
 
 
 def json_bytes(content: object) -> bytes:
-    """Compact UTF-8. A lone surrogate, which UTF-8 cannot carry, becomes a question mark rather than an error."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
+    """Compact UTF-8 on one line, also for readers that cut lines at U+0085, U+2028 and U+2029.
+
+    A lone surrogate, which UTF-8 cannot carry, becomes a question mark rather than an error.
+    """
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # json escapes all other line breaks by itself; on text that has none of these, a replace is a look.
+    for separator, escaped in _SEPARATORS:
+        text = text.replace(separator, escaped)
+    return text.encode(errors="replace")

@@ -1,4 +1,4 @@
-"""The paths that tell rather than generate: models, tokens, health, metrics, version, and the page for people."""
+"""Routes that inform: models, tokens, health, metrics, version, cache, and the page at /."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from kveik.engine.cache_stats import CacheStats
 from kveik.errors import BadValue, EngineStopped, ModelNotFound, NotAuthorized, Overloaded
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.observe.tiers import TierSnapshot
-from kveik.server.body import read_body
+from kveik.server.call_limits import MAX_TOKENIZE_TOKENS
 from kveik.server.envelope import error_response, json_response
-from kveik.server.foreign import refuse_foreign
-from kveik.server.limits import MAX_TOKENIZE_TOKENS
 from kveik.server.openapi import BODY_ERRORS, errors, takes
 from kveik.server.prompts import Model, chat_prompt, check_tokens
 from kveik.server.protocol import (
@@ -31,7 +29,9 @@ from kveik.server.protocol import (
     StatusAnswer,
     TokenizeAnswer,
     TokenizeBody,
+    TokenizerInfo,
 )
+from kveik.server.request_fields import refuse_unsupported
 from kveik.server.state import ServerState
 from kveik.server.translate import served_name
 from kveik.words import counted
@@ -82,22 +82,43 @@ def _card(name: str, state: ServerState) -> dict[str, object]:
 async def tokenize(request: Request) -> Response:
     """A prompt, or the messages of a chat, as the token ids that the model would read."""
     state = _state(request)
-    body, size = await read_body(request, TokenizeBody, state.bodies)
+    body, size = await state.read(request, TokenizeBody)
     tokens = await state.off_loop(partial(_tokens, body, state.model), size)
-    return json_response({"count": len(tokens), "max_model_len": state.max_model_len, "tokens": tokens})
+    texts = [state.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+    return json_response({"count": len(tokens), "max_model_len": state.max_model_len, "tokens": tokens, "token_strs": texts})
+
+
+@router.get("/tokenizer_info", tags=["tokens"], response_model=TokenizerInfo, responses=errors(401))
+async def tokenizer_info(request: Request) -> Response:
+    """The tokenizer's special tokens and the chat template, under vLLM's names."""
+    state = _state(request)
+    tokenizer, roles = state.tokenizer, state.tokenizer.named
+    ends = sorted(tokenizer.eos_ids)
+    answer = {
+        # The class of transformers that reads any tokenizer.json.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": state.max_model_len,
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token": roles.get("bos_token") or (None if tokenizer.bos is None else tokenizer.token_text(tokenizer.bos)),
+        "eos_token": roles.get("eos_token") or (tokenizer.token_text(ends[0]) if ends else None),
+        "unk_token": roles.get("unk_token"),
+        "pad_token": roles.get("pad_token"),
+        "chat_template": state.chat_template.source if state.chat_template else None,
+    }
+    return json_response(answer)
 
 
 def _tokens(body: TokenizeBody, model: Model) -> list[int]:
     served_name(body.model, model)
-    refuse_foreign(body.model_extra or {})
+    refuse_unsupported(body.model_extra or {})
     limit = max(MAX_TOKENIZE_TOKENS, model.max_model_len)
     if (body.prompt is None) == (body.messages is None):
-        raise BadValue("Give either prompt or messages.", param="prompt")
+        raise BadValue("Give either `prompt` or `messages`.", param="prompt")
     if body.prompt is None:
         return chat_prompt(body, model, limit)
     least = model.tokenizer.more_than(body.prompt, limit)
     if least is not None:
-        raise BadValue(f"prompt has at least {counted(least, 'token')}; /tokenize makes at most {limit}.", param="prompt")
+        raise BadValue(f"`prompt` has at least {counted(least, 'token')}. Send at most {limit} to /tokenize.", param="prompt")
     return model.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False)
 
 
@@ -107,7 +128,7 @@ def _tokens(body: TokenizeBody, model: Model) -> list[int]:
 async def detokenize(request: Request) -> Response:
     """Token ids as text, special tokens included."""
     state = _state(request)
-    body, size = await read_body(request, DetokenizeBody, state.bodies)
+    body, size = await state.read(request, DetokenizeBody)
     return json_response({"prompt": await state.off_loop(partial(_text, body, state.model), size)})
 
 
@@ -129,12 +150,6 @@ async def health(request: Request) -> Response:
     if not state.alive():
         return error_response(EngineStopped())
     return json_response({"status": "ok"})
-
-
-@router.head("/health", include_in_schema=False)
-async def health_head(request: Request) -> Response:
-    """The same without a body, for probes that ask so."""
-    return await health(request)
 
 
 @router.get("/metrics", tags=["operation"], responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
@@ -174,7 +189,7 @@ def _tier(tier: TierSnapshot, state: ServerState) -> dict[str, object]:
 
 @router.get("/cache/stats", tags=["operation"], response_model=CacheStats, responses=errors(401, 503))
 async def cache_stats(request: Request) -> Response:
-    """Contents of pool and tiers, and totals of loads, stores and misses."""
+    """Contents of pool and tiers, and counts of loads, offloads and misses."""
     return json_response(asdict(await _state(request).cache_stats()))
 
 
@@ -183,25 +198,19 @@ async def cache_reset(request: Request) -> Response:
     """Forget everything that no running request holds, in the pool and in the tiers that are this server's alone."""
     state = _state(request)
     if state.operator is not None and request.state.tenant != state.operator:
-        raise NotAuthorized("Only the first --api-key may reset the cache, which is everybody's.")
+        raise NotAuthorized("Only the first --api-key may reset the cache, which all keys share. Use that key.")
     return json_response(asdict(await state.cache_reset()))
 
 
 @router.get("/", tags=["operation"], response_class=HTMLResponse)
 async def page(request: Request) -> Response:
-    """What this is, for people who open the address in a browser."""
+    """The live page, for browsers."""
     return HTMLResponse(_page(_state(request)), headers=PAGE_HEADERS)
-
-
-@router.head("/", include_in_schema=False)
-async def page_head(request: Request) -> Response:
-    """The same without a body."""
-    return await page(request)
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    """The schema for people. Of our own, for FastAPI's page loads its scripts from elsewhere and is blank without a network."""
+    """The schema for people. FastAPI's own page loads scripts from elsewhere and is blank without a network."""
     return HTMLResponse(_source("docs.html"), headers=PAGE_HEADERS)
 
 

@@ -1,4 +1,4 @@
-"""Prompts and messages as token ids. Pure, but for the time it takes: long text belongs into a thread."""
+"""Prompts and messages as token ids. Pure; long text belongs in a thread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kveik.errors import BadValue, PromptTooLong, Unsupported
-from kveik.server.limits import MAX_PROMPTS
+from kveik.server.call_limits import MAX_PROMPTS
 from kveik.server.protocol import ChatBody, TokenizeBody
-from kveik.text.chat import ChatTemplate, chat_tokens
+from kveik.text.chat_template import ChatTemplate, chat_tokens
 from kveik.text.detokenize import Detokenizer
 from kveik.text.tokenizer import Tokenizer
 from kveik.words import counted
@@ -20,7 +20,7 @@ TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What the door must know of the model behind it."""
+    """The model, as far as requests depend on it."""
 
     names: tuple[str, ...]
     """The names it is served under; the first is the one that answers carry by default."""
@@ -64,9 +64,9 @@ def check_tokens(tokens: list[Any], vocab: int, param: str) -> None:
     for token in tokens:
         # bool is an int in Python, but no token id.
         if type(token) is not int:
-            raise BadValue(f"{param} mixes token ids with something else.", param=param)
+            raise BadValue(f"`{param}` has an entry that is not a token id. Use integers from 0 to {vocab - 1}.", param=param)
         if not 0 <= token < vocab:
-            raise BadValue(f"{param} holds a token id outside the vocabulary, [0, {vocab}).", param=param)
+            raise BadValue(f"`{param}` has a token id outside the vocabulary. Use integers from 0 to {vocab - 1}.", param=param)
 
 
 def completion_prompts(prompt: object, model: Model, how: PromptReading) -> list[Prompt]:
@@ -84,18 +84,18 @@ def _as_list(prompt: object) -> list[Any]:
         return [prompt]
     if not isinstance(prompt, list):
         raise BadValue(
-            "prompt must be a string, strings in a list, a list of token ids or a list of such lists.", param="prompt"
+            "`prompt` must be a string, a list of strings, a list of token ids or a list of such lists.", param="prompt"
         )
     if not prompt:
-        raise BadValue("prompt is an empty list; at least 1 prompt is needed.", param="prompt")
+        raise BadValue("`prompt` is an empty list. Give at least 1 prompt.", param="prompt")
     if not isinstance(prompt[0], str | list):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
         raise BadValue(
-            f"prompt holds {counted(len(prompt), 'prompt')}; at most {MAX_PROMPTS} go into one call.", param="prompt"
+            f"`prompt` has {counted(len(prompt), 'prompt')}. Send at most {MAX_PROMPTS} in one call.", param="prompt"
         )
     if any(type(item) is not type(prompt[0]) for item in prompt):
-        raise BadValue("prompt mixes strings with lists of token ids.", param="prompt")
+        raise BadValue("`prompt` mixes strings with lists of token ids. Send one kind per call.", param="prompt")
     return prompt
 
 
@@ -117,7 +117,7 @@ def _echo(tokens: list[int], tokenizer: Tokenizer, skip_special: bool) -> str:
 
 
 def check_text(text: str, model: Model, param: str) -> None:
-    """Not far more than the context holds; looked at before the text is cut into tokens, which costs seconds and gigabytes.
+    """Refuse a text far longer than the context before it is tokenised, which would cost seconds and gigabytes.
 
     Raises:
         PromptTooLong: with the number of tokens that it has at least.
@@ -125,19 +125,19 @@ def check_text(text: str, model: Model, param: str) -> None:
     """
     least = model.tokenizer.more_than(text, model.max_model_len)
     if least is not None:
-        raise PromptTooLong(tokens=least, allowed=model.max_model_len, param=param, at_least=True)
+        raise PromptTooLong(tokens=least, allowed=model.max_model_len, prompt_field=param, at_least=True)
 
 
 def check_prompt(tokens: list[Any], model: Model, param: str) -> None:
-    """At least one token, and no more than the context holds."""
+    """Refuse an empty prompt, and one longer than the context."""
     if not tokens:
-        raise BadValue("The prompt is empty: it has 0 tokens, and at least 1 is needed.", param=param)
+        raise BadValue("The prompt is empty: it has 0 tokens. Give at least 1.", param=param)
     if len(tokens) > model.max_model_len:
-        raise PromptTooLong(tokens=len(tokens), allowed=model.max_model_len, param=param)
+        raise PromptTooLong(tokens=len(tokens), allowed=model.max_model_len, prompt_field=param)
 
 
 def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Model, params: tuple[str, str]) -> int:
-    """How many new tokens may follow a prompt of `tokens`. `default` counts where the caller wants no certain number.
+    """The number of new tokens for a prompt of `tokens`; `default` where the caller names none.
 
     `params`: the fields that hold the prompt and the number wanted. Raises:
         PromptTooLong: the context cannot hold both; at fault is the number where the prompt leaves room for a token.
@@ -147,8 +147,9 @@ def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Mode
     if wanted is None and room > 0:
         return room if default is None else min(default, room)
     if wanted is None or wanted > room:
-        at_fault = number if room > 0 else prompt
-        raise PromptTooLong(tokens=tokens, allowed=model.max_model_len, wanted=wanted or 1, param=at_fault, wanted_as=number)
+        raise PromptTooLong(
+            tokens=tokens, allowed=model.max_model_len, wanted=wanted or 1, prompt_field=prompt, wanted_field=number
+        )
     return wanted
 
 
@@ -162,7 +163,7 @@ def chat_prompt(body: ChatBody | TokenizeBody, model: Model, limit: int) -> list
     """
     if model.chat_template is None:
         raise Unsupported(
-            "This model has no chat template; start the server with --chat-template FILE, or use /v1/completions."
+            "This model has no chat template. Start the server with --chat-template FILE, or use /v1/completions."
         )
     _check_contents(body.messages or [], model.tokenizer, limit)
     generate, go_on = _turn(body.add_generation_prompt, body.continue_final_message)
@@ -174,7 +175,7 @@ def chat_prompt(body: ChatBody | TokenizeBody, model: Model, limit: int) -> list
             tools=body.tools or None,
             add_generation_prompt=generate,
             continue_final_message=go_on,
-            variables=_variables(body.chat_template_kwargs),
+            variables=_variables(body),
             special_tokens_in_content=model.special_tokens_in_content,
             limit=limit,
         )
@@ -189,22 +190,27 @@ def _check_contents(messages: list[dict[str, Any]], tokenizer: Tokenizer, limit:
     least = sum(tokenizer.least_tokens(content) for content in contents if isinstance(content, str))
     # Every message's share was rounded up, and neighbours may share a token.
     if least - len(contents) > limit:
-        raise PromptTooLong(tokens=least - len(contents), allowed=limit, param="messages", at_least=True)
+        raise PromptTooLong(tokens=least - len(contents), allowed=limit, prompt_field="messages", at_least=True)
 
 
 def _turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> tuple[bool, bool]:
     """(whether to open the assistant's turn, whether to go on with the last message); never both."""
     if add_generation_prompt and continue_final_message:
         raise BadValue(
-            "add_generation_prompt and continue_final_message exclude each other; set one of them to false.",
+            "`add_generation_prompt` and `continue_final_message` exclude each other. Set one of them to false.",
             param="continue_final_message",
         )
     go_on = bool(continue_final_message)
     return (not go_on if add_generation_prompt is None else add_generation_prompt), go_on
 
 
-def _variables(kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    taken = TEMPLATE_OWN.intersection(kwargs or {})
+def _variables(body: ChatBody | TokenizeBody) -> Mapping[str, Any]:
+    kwargs = body.chat_template_kwargs or {}
+    taken = TEMPLATE_OWN.intersection(kwargs)
     if taken:
-        raise BadValue(f"chat_template_kwargs may not set {sorted(taken)[0]}.", param="chat_template_kwargs")
-    return kwargs or {}
+        raise BadValue(
+            f"`chat_template_kwargs` may not set {sorted(taken)[0]}. Use the field of that name.", param="chat_template_kwargs"
+        )
+    effort = body.reasoning_effort if isinstance(body, ChatBody) else None
+    # As with vLLM: templates that know neither variable are not changed by them.
+    return kwargs if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}

@@ -1,12 +1,13 @@
-"""The shapes of OpenAI's bodies, with vLLM's extras. Strict: a number in quotes is no number.
+"""Shapes of OpenAI's bodies and answers, with vLLM's extras. Strict: a number in quotes is refused.
 
-Unknown fields are kept aside (`model_extra`), so that `translate` can refuse those that it knows and ignore the rest.
-Prompts and bias entries are checked by hand there: their caps must hold before each of a million entries gets an error.
+Fields beyond a shape are kept aside (`model_extra`) for `request_fields`.
+Prompts, stop strings and bias entries are checked in `prompts` and `translate`: their caps hold before each of a million
+entries gets an error, and the errors name the limit.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -18,10 +19,11 @@ from kveik.request.request import (
     MAX_RETENTION_SECONDS,
     MAX_SALT_CHARACTERS,
     MAX_SEED,
+    MAX_STOP_CHARACTERS,
     MAX_STOPS,
     MIN_SEED,
 )
-from kveik.server.limits import (
+from kveik.server.call_limits import (
     MAX_DETOKENIZE_TOKENS,
     MAX_MESSAGES,
     MAX_PRIORITY,
@@ -75,7 +77,9 @@ MessageField = Annotated[
 ]
 """Looked at by `kveik.text.messages`, which knows what templates can use."""
 
-Stops = Annotated[list[str], Field(max_length=MAX_STOPS)]
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, {"type": "null"}]}
+StopField = Annotated[Any, WithJsonSchema(_STOPS)]
 
 
 class _Body(BaseModel):
@@ -86,12 +90,15 @@ class _Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """What a stream tells beside the text."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     include_usage: bool | None = None
     """Send one more chunk, without choices, that holds the usage."""
+
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: every chunk holds the usage so far."""
 
 
 class RetentionBody(BaseModel):
@@ -110,12 +117,13 @@ class GenerationBody(_Body):
     """What both endpoints understand."""
 
     max_tokens: int | None = Field(None, ge=0, le=1 << 30)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | Stops | None = None
+    stop: StopField = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: BiasField = None
@@ -149,7 +157,6 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[MessageField] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
@@ -157,10 +164,14 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """For chat templates that know it, with `enable_thinking`."""
 
 
 class TokenizeBody(_Body):
     """POST /tokenize: a prompt, or the messages of a chat."""
+
+    return_token_strs: bool | None = None
 
     prompt: str | None = None
     messages: Annotated[list[MessageField], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
@@ -273,10 +284,25 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+class TokenizerInfo(BaseModel):
+    """What a client needs to tokenise through /tokenize and to apply the chat template by itself."""
+
+    tokenizer_class: str
+    model_max_length: int
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 class TokenizeAnswer(BaseModel):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None
+    """The tokens' texts, where `return_token_strs` asks for them."""
 
 
 class DetokenizeAnswer(BaseModel):

@@ -1,4 +1,4 @@
-"""The paths that generate: /v1/completions and /v1/chat/completions."""
+"""Routes that generate: /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kveik.server.answer import AnswerShape, ChatShape, CompletionShape
-from kveik.server.body import read_body
 from kveik.server.envelope import json_response
 from kveik.server.openapi import GENERATION_ERRORS, streamed, takes
 from kveik.server.prompts import Model
@@ -29,7 +28,7 @@ Body = TypeVar("Body", bound=GenerationBody)
 
 @router.post("/completions", responses=streamed(CompletionAnswer), openapi_extra=takes(CompletionBody))
 async def completions(request: Request) -> Response:
-    """Go on with one prompt or several."""
+    """Continue one prompt or several."""
     call = await _call(request, CompletionBody, completion_call, "cmpl-")
     return await _answer(request, call, CompletionShape)
 
@@ -42,10 +41,10 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _call(request: Request, shape: type[Body], translate: Callable[[Body, Model, Asker], Call], prefix: str) -> Call:
-    """From the HTTP request to what it asks for. Everything that can be refused is refused here, but for a full queue."""
+    """The call that an HTTP request stands for. All that can be refused is refused here, except for a full queue."""
     state: ServerState = request.app.state.server
     state.traffic.check_open()
-    body, size = await read_body(request, shape, state.bodies)
+    body, size = await state.read(request, shape)
     asker = Asker(f"{prefix}{uuid.uuid4().hex}", request.state.tenant)
     return await state.off_loop(partial(translate, body, state.model, asker), size)
 

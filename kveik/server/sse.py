@@ -37,7 +37,7 @@ class ReaderStalled(Exception):
 
 
 def event(content: object) -> bytes:
-    """One event. JSON holds no raw line breaks, so one `data:` line is enough."""
+    """One event. `json_bytes` leaves no line break of any kind, so one `data:` line is enough."""
     return b"data: " + json_bytes(content) + b"\n\n"
 
 
@@ -104,7 +104,9 @@ class EventStream(Response):
         finished = False
         writer = Writer(send, self._stall_seconds)
         try:
-            finished = await while_connected(receive, self._write(writer), writer.guard())
+            # An HTTP/1.0 client that does not know chunks reads to the connection's end.
+            headers = [*HEADERS, (b"connection", b"close")] if scope["http_version"] == "1.0" else HEADERS
+            finished = await while_connected(receive, self._write(writer, headers), writer.guard())
         except ClientDisconnect:
             log.debug("The client of %s went away.", self._call.id)
         except ReaderStalled:
@@ -115,9 +117,9 @@ class EventStream(Response):
         finally:
             self._close(finished)
 
-    async def _write(self, writer: Writer) -> bool:
+    async def _write(self, writer: Writer, headers: list[tuple[bytes, bytes]]) -> bool:
         """The whole answer; True when every choice came to its end."""
-        await writer.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await writer.send({"type": "http.response.start", "status": 200, "headers": headers})
         failure = await self._write_chunks(writer)
         if failure is not None:
             await writer.body(event(envelope(failure)), more=False)
@@ -132,7 +134,7 @@ class EventStream(Response):
         """What every choice says; the error that ended it before its time, where one did."""
 
         async def take(parts: ChoiceParts) -> None:
-            chunks = self._shape.chunks(parts)
+            chunks = self._shape.chunks(parts, self._streams)
             if chunks:
                 await writer.body(b"".join(map(event, chunks)))
 

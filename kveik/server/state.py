@@ -1,4 +1,4 @@
-"""What the routes share: the door to the engine, what they must know of the model, and the books of the door itself."""
+"""State that the routes share: the door to the engine, the model, and the server's own counts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from starlette.requests import Request
+
 from kveik.config import ServerConfig
 from kveik.engine.cache_stats import CacheStats, PromptTokens
 from kveik.engine.stream import Door
 from kveik.errors import Refused
 from kveik.observe.tiers import TierSnapshot
-from kveik.server.body import BodyBudget
-from kveik.server.gauges import DoorGauges
-from kveik.server.limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
+from kveik.server.body import BodyBudget, Shape, read_body
+from kveik.server.call_limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
 from kveik.server.prompts import Model
-from kveik.server.traffic import Traffic
-from kveik.text.chat import ChatTemplate
+from kveik.server.request_fields import UnknownNames
+from kveik.server.traffic import DoorGauges, Traffic
+from kveik.text.chat_template import ChatTemplate
 from kveik.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -29,9 +31,9 @@ async def _nothing() -> CacheStats:
     return CacheStats((), PromptTokens(0, 0), 0, (), {})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ServerState:
-    """Made once by whoever starts the server."""
+    """Made once at the start; the fields that a caller gives do not change afterwards."""
 
     door: Door
     tokenizer: Tokenizer
@@ -51,31 +53,31 @@ class ServerState:
     """Live numbers for the page at /, by name."""
 
     prompt_tokens: Callable[[], Mapping[str, int]] = dict
-    """Those of prompts by where they came from, for the page at /."""
+    """Prompt tokens by source, for the page at /."""
 
     tiers: Callable[[], Sequence[TierSnapshot]] = tuple
-    """Those below the pool, as `protocol.TierStatus` has them, for the page at /."""
+    """Tiers below the pool, for the page at /."""
 
     fingerprint: str
-    """Stands for weights and settings in answers (`system_fingerprint`)."""
+    """Digest of weights and settings, for answers (`system_fingerprint`)."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What does not change while the server runs, for the page at /, by name."""
+    """Facts that do not change while the server runs, for the page at /, by name."""
 
     alive: Callable[[], bool] = lambda: True
     """Whether the engine can still step."""
 
     refused: Callable[[Refused], None] = lambda error: None
-    """Told of every refusal, with its reason; for the engine's metrics."""
+    """Called with every refusal, for the engine's metrics."""
 
     cache_stats: Callable[[], Awaitable[CacheStats]] = _nothing
-    """What the cache holds and has done."""
+    """Contents and counts of the cache."""
 
     cache_reset: Callable[[], Awaitable[CacheStats]] = _nothing
-    """Forget what nobody holds; what is left then."""
+    """Evict every block that no request holds; returns the statistics after it."""
 
     operator: bytes | None = None
-    """The tenant that may reset the cache; None: everybody."""
+    """The tenant that may reset the cache; None: every tenant."""
 
     now: Callable[[], float] = time.time
     """Seconds since the epoch, for `created`."""
@@ -83,25 +85,31 @@ class ServerState:
     model: Model = field(init=False)
     traffic: Traffic = field(init=False)
     bodies: BodyBudget = field(init=False)
+    unknown_names: UnknownNames = field(init=False)
     gauges: DoorGauges = field(init=False)
     created: int = field(init=False)
     text_threads: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
-        model = Model(
+        self.model = Model(
             names=self.names,
             tokenizer=self.tokenizer,
             chat_template=self.chat_template,
             max_model_len=self.max_model_len,
             special_tokens_in_content=self.config.special_tokens_in_content,
         )
-        # A frozen value derives these once; `object.__setattr__` is how dataclasses do that.
-        object.__setattr__(self, "model", model)
-        object.__setattr__(self, "traffic", Traffic(max(1, math.ceil(self.config.drain_seconds))))
-        object.__setattr__(self, "bodies", BodyBudget(self.config.max_body_bytes, self.config.stall_seconds))
-        object.__setattr__(self, "gauges", DoorGauges(self.traffic, self.bodies))
-        object.__setattr__(self, "created", int(self.now()))
-        object.__setattr__(self, "text_threads", asyncio.Semaphore(THREADS_FOR_TEXT))
+        self.traffic = Traffic(max(1, math.ceil(self.config.drain_seconds)))
+        self.bodies = BodyBudget(self.config.max_body_bytes, self.config.stall_seconds)
+        self.unknown_names = UnknownNames()
+        self.gauges = DoorGauges(self.door, self.traffic, self.bodies, self.unknown_names)
+        self.created = int(self.now())
+        self.text_threads = asyncio.Semaphore(THREADS_FOR_TEXT)
+
+    async def read(self, request: Request, shape: type[Shape]) -> tuple[Shape, int]:
+        """The body of a request as a `shape`, and its size in bytes; raises as `read_body` does."""
+        body, size = await read_body(request, shape, self.bodies)
+        self.unknown_names.note(body)
+        return body, size
 
     async def off_loop(self, work: Callable[[], Result], size: int) -> Result:
         """Do text work of about `size` characters: here where it is short, else in one of a few threads."""

@@ -1,16 +1,28 @@
-"""The calls that are open, and whether new ones may come."""
+"""Open calls: how many there are, whether new ones may come, and what /metrics tells of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from kveik.engine.stream import Door, Stream
 from kveik.errors import Overloaded
 from kveik.request.request import Request
+from kveik.server.body import BodyBudget
+from kveik.server.openapi import MEANINGS
+from kveik.server.request_fields import UnknownNames
+
+STATUSES = (200, 204, *(status for status in MEANINGS if status != 431), 499)
+"""Statuses that a call can end with; the HTTP protocol gives 431 by itself, before there is a call."""
 
 
 class Traffic:
-    """Used by the event loop's thread only.
+    """Open calls and their streams. For the event loop's thread only.
 
     open → draining (new calls are refused with 503, open ones go on) → aborted (their streams end at once).
     """
@@ -31,20 +43,25 @@ class Traffic:
     def check_open(self) -> None:
         """Raises `Overloaded` (503) once the server drains."""
         if self.draining:
-            raise Overloaded("The server is stopping; it takes no new requests.", retry_after=self._retry_after, status=503)
+            raise Overloaded(
+                "The server is stopping and takes no new requests. Try again later.", retry_after=self._retry_after, status=503
+            )
 
-    def submit(self, door: Door, requests: Iterable[Request]) -> list[Stream]:
-        """All requests, or none: where the queue refuses one, those before it are taken back.
+    def submit(self, door: Door, requests: Sequence[Request]) -> list[Stream]:
+        """All requests of one call, or none: judged as a whole before the first is queued.
 
         Raises:
+            BadValue: the queue never holds so many.
             Overloaded: the queue is full, or the server drains.
         """
         self.check_open()
+        door.check_room(sum(request.sampling.n for request in requests))
         streams: list[Stream] = []
         try:
             for request in requests:
                 streams.append(door.submit(request))
         except BaseException:
+            # A preempted sequence may have gone back to the queue since it was looked at.
             for stream in streams:
                 stream.abort()
             raise
@@ -62,3 +79,45 @@ class Traffic:
         """End everything that still runs. Its readers see the finish reason 'abort'."""
         for stream in self._streams:
             stream.abort()
+
+
+class DoorGauges(Collector):
+    """The server's own families in /metrics. One label with few values, so that no client can make it grow."""
+
+    def __init__(self, door: Door, traffic: Traffic, bodies: BodyBudget, unknown_names: UnknownNames) -> None:
+        self._door = door
+        self._unknown_names = unknown_names
+        self._traffic = traffic
+        self._bodies = bodies
+        self.statuses: Counter[int] = Counter(dict.fromkeys(STATUSES, 0))
+        """Calls that ended, by status."""
+
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def ended(self, status: int) -> None:
+        """Count a call on a path that needs a key; 499: its client had left."""
+        self.statuses[status] += 1
+
+    def exposition(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of one scrape."""
+        text = "Calls that ended, by status; 499: the client left before its answer began."
+        calls = CounterMetricFamily("kveik:http_calls", text, labels=["status"])
+        for status, count in sorted(self.statuses.items()):
+            calls.add_metric([str(status)], count)
+        yield calls
+        running, waiting = self._door.occupancy
+        yield GaugeMetricFamily("kveik:num_requests_running", "Sequences that are admitted.", value=running)
+        text = "Sequences that wait, those that the engine has not looked at yet included."
+        yield GaugeMetricFamily("kveik:num_requests_waiting", text, value=waiting)
+        text = "Names in request bodies that are ignored because they are unknown; the log has each once."
+        yield CounterMetricFamily("kveik:http_unknown_fields", text, value=self._unknown_names.count)
+        yield GaugeMetricFamily("kveik:http_calls_open", "Calls that have not ended.", value=self._traffic.calls)
+        yield GaugeMetricFamily("kveik:http_streams_open", "Requests that the engine works on.", value=self._traffic.streams)
+        yield GaugeMetricFamily("kveik:http_body_bytes", "Bytes of request bodies being read.", value=self._bodies.held_bytes)
+        yield GaugeMetricFamily("kveik:http_body_bytes_max", "Their bound.", value=self._bodies.total_bytes)
+        yield GaugeMetricFamily("kveik:http_draining", "1 while the server stops.", value=self._traffic.draining)

@@ -1,20 +1,20 @@
-"""OpenAI's bodies as the engine's requests. Pure: what we cannot do is refused here, with the number that matters.
+"""OpenAI's bodies as the engine's requests. Pure: a body that cannot be served is refused here, with the limit that matters.
 
-Past this file nobody checks again. Choices that are ours, where OpenAI and vLLM leave them open:
+Nothing is checked again past this file. Choices of this server, where OpenAI and vLLM leave them open:
 max_tokens absent fills the context for chats, and is 16 or what the context leaves for completions; a max_tokens that the
 context cannot hold is refused, not cut; a stop string that is a special token's text also stops on that token.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kveik.errors import BadValue, ModelNotFound
-from kveik.request.request import MAX_LOGIT_BIAS, CacheRetention, Request, SamplingParams
-from kveik.server.foreign import refuse_foreign
-from kveik.server.limits import MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
+from kveik.errors import BadValue, ModelNotFound, Unsupported
+from kveik.request.request import MAX_LOGIT_BIAS, MAX_STOPS, CacheRetention, Request, SamplingParams
+from kveik.server.call_limits import MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
 from kveik.server.prompts import (
     Model,
     Prompt,
@@ -25,12 +25,16 @@ from kveik.server.prompts import (
     completion_prompts,
     new_tokens,
 )
-from kveik.server.protocol import ChatBody, CompletionBody, GenerationBody
+from kveik.server.protocol import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from kveik.server.request_fields import refuse_unsupported
 from kveik.text.tokenizer import Tokenizer
 from kveik.words import counted
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions."""
+
+MAX_KEY_SHOWN = 20
+"""Characters of a wrong `logit_bias` key that an error repeats."""
 
 TOKENS_UNKNOWN = 1 << 30
 """Stands in for max_tokens until the prompt's length is known."""
@@ -38,7 +42,7 @@ TOKENS_UNKNOWN = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks, and the id that we gave the call."""
+    """The id given to a call, and its tenant."""
 
     id: str
     tenant: bytes = b""
@@ -46,15 +50,18 @@ class Asker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One HTTP call: its requests, one per prompt, and what the answer must show."""
+    """One HTTP call: its requests, one per prompt, and the parts that its answer shows."""
 
     id: str
     model: str
     requests: tuple[Request, ...]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    """Every chunk of the stream holds the usage so far."""
+
     prompt_logprobs: int | None
-    """How many likeliest tokens the answer shows per prompt token in vLLM's field of that name; None: no such field."""
+    """Likeliest tokens per prompt token in vLLM's field of that name; None: no such field."""
 
     stop_texts: Mapping[int, str]
     """Stop tokens that stand for stop strings of the caller's."""
@@ -72,7 +79,7 @@ class Call:
 
     @property
     def logprobs(self) -> int | None:
-        """How many of the likeliest tokens the answer shows for every token; None: no log-probabilities."""
+        """Likeliest tokens that the answer shows for every token; None: no log-probabilities."""
         return self.requests[0].sampling.logprobs
 
     @property
@@ -80,7 +87,7 @@ class Call:
         return sum(len(request.prompt) for request in self.requests)
 
     def stop_reason(self, reason: str | int | None) -> str | int | None:
-        """Which of the caller's own conditions ended a choice; None for the model's end tokens."""
+        """The stop string or stop token of the caller's that ended a choice; None for the model's end tokens."""
         if not isinstance(reason, int):
             return reason
         if reason in self.stop_texts:
@@ -95,7 +102,7 @@ def completion_call(body: CompletionBody, model: Model, asker: Asker) -> Call:
         Refused: something in it cannot be done. Of several prompts none is queued then.
     """
     name = served_name(body.model, model)
-    refuse_foreign(body.model_extra or {})
+    refuse_unsupported(body.model_extra or {})
     _check_completion(body)
     stop_texts = _stop_texts(body, model.tokenizer)
     # An echo with log-probabilities shows the prompt's as well.
@@ -110,18 +117,21 @@ def completion_call(body: CompletionBody, model: Model, asker: Asker) -> Call:
     )
     prompts = completion_prompts(body.prompt, model, how)
     _check_size(prompts, sampling)
-    wanted = 1 if body.max_tokens == 0 else body.max_tokens
-    rooms = [new_tokens(len(prompt.tokens), wanted, COMPLETION_TOKENS, model, ("prompt", "max_tokens")) for prompt in prompts]
+    wanted, field = _wanted(body)
+    wanted = 1 if wanted == 0 else wanted
+    rooms = [new_tokens(len(prompt.tokens), wanted, COMPLETION_TOKENS, model, ("prompt", field)) for prompt in prompts]
+    options = _stream_options(body)
     return Call(
         id=asker.id,
         model=name,
         requests=_requests(body, asker, sampling, prompts, rooms),
         stream=bool(body.stream),
-        include_usage=_include_usage(body),
+        include_usage=options.include_usage is True,
+        continuous_usage=options.include_usage is True and options.continuous_usage_stats is True,
         prompt_logprobs=body.prompt_logprobs,
         stop_texts=stop_texts,
         echo=tuple(prompt.text for prompt in prompts) if body.echo else None,
-        echo_only=body.max_tokens == 0,
+        echo_only=_wanted(body)[0] == 0,
     )
 
 
@@ -132,7 +142,7 @@ def chat_call(body: ChatBody, model: Model, asker: Asker) -> Call:
         Refused: something in it cannot be done.
     """
     name = served_name(body.model, model)
-    refuse_foreign(body.model_extra or {})
+    refuse_unsupported(body.model_extra or {})
     _check_chat(body)
     stop_texts = _stop_texts(body, model.tokenizer)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -141,15 +151,16 @@ def chat_call(body: ChatBody, model: Model, asker: Asker) -> Call:
     check_prompt(tokens, model, "messages")
     prompts = [Prompt(tuple(tokens))]
     _check_size(prompts, sampling)
-    newer = body.max_completion_tokens
-    wanted, wanted_as = (body.max_tokens, "max_tokens") if newer is None else (newer, "max_completion_tokens")
-    room = new_tokens(len(tokens), wanted, None, model, ("messages", wanted_as))
+    wanted, field = _wanted(body)
+    room = new_tokens(len(tokens), wanted, None, model, ("messages", field))
+    options = _stream_options(body)
     return Call(
         id=asker.id,
         model=name,
         requests=_requests(body, asker, sampling, prompts, [room]),
         stream=bool(body.stream),
-        include_usage=_include_usage(body),
+        include_usage=options.include_usage is True,
+        continuous_usage=options.include_usage is True and options.continuous_usage_stats is True,
         prompt_logprobs=body.prompt_logprobs,
         stop_texts=stop_texts,
     )
@@ -166,53 +177,59 @@ def served_name(name: str | None, model: Model) -> str:
     return name or model.names[0]
 
 
+def _wanted(body: GenerationBody) -> tuple[int | None, str]:
+    """The number of new tokens asked for, and the field that holds it; the newer name counts where both are given."""
+    if body.max_completion_tokens is not None:
+        return body.max_completion_tokens, "max_completion_tokens"
+    return body.max_tokens, "max_tokens"
+
+
 def _check_completion(body: CompletionBody) -> None:
+    extra = body.model_extra or {}
+    if extra.get("top_logprobs"):
+        raise Unsupported("`top_logprobs` is a field of chats. Use `logprobs` with a number here.", param="top_logprobs")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise BadValue("best_of is not supported by this server; leave it out, or equal to n.", param="best_of")
-    if body.max_tokens == 0 and not body.echo:
-        raise BadValue("max_tokens is 0; without echo it must be at least 1.", param="max_tokens")
+        raise Unsupported("`best_of` is not supported by this server. Leave it out, or equal to `n`.", param="best_of")
+    if _wanted(body)[0] == 0 and not body.echo:
+        raise BadValue("`max_tokens` is 0. Without `echo` it must be at least 1.", param="max_tokens")
     if body.stream and body.prompt_logprobs is not None:
-        raise BadValue("prompt_logprobs cannot be streamed; echo with logprobs can.", param="prompt_logprobs")
+        raise Unsupported("`prompt_logprobs` cannot be streamed. Use `echo` with `logprobs`.", param="prompt_logprobs")
 
 
 def _check_chat(body: ChatBody) -> None:
-    if body.max_tokens == 0:
-        raise BadValue("max_tokens is 0; it must be at least 1.", param="max_tokens")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise BadValue("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if _wanted(body)[0] == 0:
+        raise BadValue("`max_tokens` is 0. It must be at least 1.", param="max_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise BadValue("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     if body.stream and body.prompt_logprobs is not None:
-        raise BadValue("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+        raise Unsupported("`prompt_logprobs` cannot be streamed. Set `stream` to false.", param="prompt_logprobs")
     if body.tool_choice not in (None, "none", "auto"):
-        raise BadValue("tool_choice can only be 'none' here: tool calls are not parsed.", param="tool_choice")
+        raise Unsupported('Tool calls are not parsed by this server. Set `tool_choice` to "none".', param="tool_choice")
     if body.tools and body.tool_choice != "none":
-        raise BadValue("tools are not supported unless tool_choice is 'none': tool calls are not parsed.", param="tools")
+        raise Unsupported('Tool calls are not parsed by this server. Set `tool_choice` to "none".', param="tools")
 
 
 def _check_size(prompts: list[Prompt], sampling: SamplingParams) -> None:
     choices = len(prompts) * sampling.n
     if choices > MAX_CHOICES_PER_CALL:
         raise BadValue(
-            f"The call asks for {counted(choices, 'choice')}, prompts times n; at most {MAX_CHOICES_PER_CALL}.", param="n"
+            f"The call asks for {counted(choices, 'choice')} (prompts times `n`). Ask for at most {MAX_CHOICES_PER_CALL}.",
+            param="n",
         )
     if sampling.prompt_logprobs is None:
         return
     entries = sum(len(prompt.tokens) for prompt in prompts) * (sampling.prompt_logprobs + 1)
     if entries > MAX_PROMPT_LOGPROBS:
         raise BadValue(
-            f"The call asks for {entries} log-probabilities of prompt tokens; at most {MAX_PROMPT_LOGPROBS}.",
+            f"The call asks for {entries} log-probabilities of prompt tokens. Ask for at most {MAX_PROMPT_LOGPROBS}.",
             param="prompt_logprobs",
         )
 
 
-def _include_usage(body: GenerationBody) -> bool:
-    options = body.stream_options
-    if options is None:
-        return False
-    if not body.stream:
-        raise BadValue("stream_options can only be given with stream true.", param="stream_options")
-    if (options.model_extra or {}).get("continuous_usage_stats"):
-        raise BadValue("stream_options.continuous_usage_stats is not supported by this server.", param="stream_options")
-    return bool(options.include_usage)
+def _stream_options(body: GenerationBody) -> StreamOptions:
+    if body.stream_options is not None and not body.stream:
+        raise BadValue("`stream_options` needs `stream` to be true.", param="stream_options")
+    return body.stream_options or StreamOptions()
 
 
 def _requests(
@@ -249,7 +266,7 @@ def _sampling(body: GenerationBody, tokenizer: Tokenizer, stop_texts: Mapping[in
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_logit_bias(body.logit_bias, tokenizer.vocab_size),
         seed=body.seed,
-        stop=_stops(body),
+        stop=_stops(body.stop),
         stop_token_ids=tuple(dict.fromkeys((*(body.stop_token_ids or ()), *stop_texts))),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
@@ -258,13 +275,18 @@ def _sampling(body: GenerationBody, tokenizer: Tokenizer, stop_texts: Mapping[in
     )
 
 
-def _stops(body: GenerationBody) -> tuple[str, ...]:
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+def _stops(stop: Any) -> tuple[str, ...]:
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise BadValue("`stop` must be a string or a list of strings.", param="stop")
+    if len(stops) > MAX_STOPS:
+        raise BadValue(f"`stop` has {counted(len(stops), 'string')}. Give at most {MAX_STOPS}.", param="stop")
+    return tuple(stops)
 
 
 def _stop_texts(body: GenerationBody, tokenizer: Tokenizer) -> dict[int, str]:
     # As text a special token is empty, so a stop string of its name would never be found there.
-    ids = {tokenizer.special_id(stop): stop for stop in _stops(body)}
+    ids = {tokenizer.special_id(stop): stop for stop in _stops(body.stop)}
     return {token: stop for token, stop in ids.items() if token is not None}
 
 
@@ -272,23 +294,18 @@ def _logit_bias(entries: Any, vocab: int) -> tuple[tuple[int, float], ...]:
     if entries is None:
         return ()
     if not isinstance(entries, dict):
-        raise BadValue("logit_bias must be an object of token ids and numbers.", param="logit_bias")
+        raise BadValue("`logit_bias` must be an object of token ids and numbers.", param="logit_bias")
     if len(entries) > MAX_LOGIT_BIAS:
-        raise BadValue(f"logit_bias has {counted(len(entries), 'entry')}; at most {MAX_LOGIT_BIAS}.", param="logit_bias")
+        raise BadValue(f"`logit_bias` has {counted(len(entries), 'entry')}. Give at most {MAX_LOGIT_BIAS}.", param="logit_bias")
     # Through a dictionary, because '1' and '01' are one token.
-    checked = (_bias_entry(key, value, vocab, place) for place, (key, value) in enumerate(entries.items(), 1))
-    return tuple(dict(checked).items())
+    return tuple(dict(_bias_entry(key, value, vocab) for key, value in entries.items()).items())
 
 
-def _bias_entry(key: str, value: Any, vocab: int, place: int) -> tuple[int, float]:
-    # Integers may be named; any other key is text of the caller's, which no error repeats.
-    if not (key.isascii() and key.isdigit() and len(key) < 20):
-        raise BadValue(
-            f"logit_bias has a key, the {place}. of its entries, that is no token id in [0, {vocab}).", param="logit_bias"
-        )
-    if int(key) >= vocab:
-        raise BadValue(f"logit_bias has the key {int(key)}; keys are token ids in [0, {vocab}).", param="logit_bias")
-    # Written so that NaN and infinities fail too; bool is an int in Python, but no number in JSON.
+def _bias_entry(key: str, value: Any, vocab: int) -> tuple[int, float]:
+    if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < vocab):
+        shown = json.dumps(key[:MAX_KEY_SHOWN])
+        raise BadValue(f"`logit_bias` key {shown} is not a token id. Use integers from 0 to {vocab - 1}.", param="logit_bias")
+    # Written so that NaN and infinities fail too; bool is an int in Python, and no number in JSON.
     if type(value) not in (int, float) or not -100 <= value <= 100:
-        raise BadValue(f"logit_bias for token {int(key)} must be a number in [-100, 100].", param="logit_bias")
+        raise BadValue(f"`logit_bias` for token {int(key)} must be a number from -100 to 100.", param="logit_bias")
     return int(key), float(value)

@@ -1,1 +1,1 @@
-"""Between text and tokens: tokenizer · chat · detokenize. Knows nothing of requests or models."""
+"""Text and tokens: tokenizer · chat_template · detokenize. Independent of requests and models."""

@@ -16,7 +16,7 @@ _UNFINISHED_BYTES = 3
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one push yields."""
+    """Result of one push."""
 
     text: str
     """Text that is safe to send now."""
@@ -25,7 +25,7 @@ class Piece:
     """The stop string that ended the text, where one did."""
 
     tokens: int = 0
-    """How many of the pushed tokens belong to the output: up to and including the one that completed the stop string."""
+    """Pushed tokens that belong to the output: up to and including the one that completed the stop string."""
 
 
 class Detokenizer:

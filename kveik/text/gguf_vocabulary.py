@@ -1,4 +1,4 @@
-"""A tokenizer from the vocabulary inside a GGUF file: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
+"""Tokenizers from the vocabulary inside a GGUF file: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
 
 Works on plain metadata (GGUF key -> Python value); knows nothing of the file itself.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from kveik.errors import ModelBroken, Unsupported
 from kveik.text.pretokenizers import pre_tokenization
@@ -96,7 +96,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
         raise Unsupported(
             f"The vocabulary type '{str(model)[:60]}' (tokenizer.ggml.model) is not supported; gpt2 and llama are."
         )
-    _add_special(core, vocabulary)
+    _add_special(core, vocabulary, sentencepiece=sentencepiece)
     bos, eos = vocabulary.id_of("bos"), vocabulary.id_of("eos")
     with_bos = vocabulary.flag("add_bos_token", absent=sentencepiece) and bos is not None
     with_eos = vocabulary.flag("add_eos_token", absent=False) and eos is not None
@@ -169,8 +169,8 @@ def _sentencepiece_core(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, 
         raise ModelBroken("The SentencePiece vocabulary has no score for each token (tokenizer.ggml.scores).")
     if vocabulary.flag("remove_extra_whitespaces", absent=False):
         raise Unsupported("tokenizer.ggml.remove_extra_whitespaces is not supported: it would change the text.")
-    # Runs of spaces are user-defined pieces in Gemma; converters write them with real spaces.
-    texts = [SPACE_MARK * len(text) if text.isspace() and text.strip(" ") == "" else text for text in vocabulary.texts]
+    # Converters write user-defined runs of spaces, as Gemma has them, with real spaces.
+    texts = [SPACE_MARK * len(text) if _is_run(text) else text for text in vocabulary.texts]
     if len(set(texts)) != len(texts):
         raise ModelBroken("The SentencePiece vocabulary holds one piece twice, once with spaces and once with U+2581.")
     user_defined = vocabulary.ids(TokenType.USER_DEFINED)
@@ -181,12 +181,29 @@ def _sentencepiece_core(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, 
     core = tokenizers.Tokenizer(
         _bpe(texts, merges, unk_token=None if unknown is None else texts[unknown], fuse_unk=True, byte_fallback=True)
     )
+    if runs := sorted((texts[token] for token in user_defined if _is_run(texts[token])), key=len, reverse=True):
+        core.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(runs)), behavior="isolated")
+        _check_runs(core, runs)
     marked = normalizers.Replace(" ", SPACE_MARK)
     leading = vocabulary.flag("add_space_prefix", absent=True)
     core.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), marked]) if leading else marked
     parts = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     core.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if leading else parts)
     return core, Spelling(space_mark=SPACE_MARK, byte_tokens=True, leading_space=leading)
+
+
+def _is_run(text: str) -> bool:
+    """Whether it is nothing but spaces, in either spelling."""
+    return (bool(text) and text.strip(" ") == "") or (len(text) > 1 and text.strip(SPACE_MARK) == "")
+
+
+def _check_runs(core: tokenizers.Tokenizer, runs: Sequence[str]) -> None:
+    """SentencePiece finds the longest run whole before it merges; here it is cut out, and then made by merging."""
+    for run in runs:
+        if core.encode(run, add_special_tokens=False).tokens != [run]:
+            raise Unsupported(
+                f"The vocabulary has a user-defined run of {counted(len(run), 'space')} that its shorter pieces do not make."
+            )
 
 
 def _bpe(texts: Sequence[str], merges: Sequence[tuple[str, str]], **options: object) -> models.BPE:
@@ -197,17 +214,18 @@ def _bpe(texts: Sequence[str], merges: Sequence[tuple[str, str]], **options: obj
         raise ModelBroken(f"The vocabulary's merges do not fit its tokens: {str(error)[:200]}.") from error
 
 
-def _add_special(core: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
+def _add_special(core: tokenizers.Tokenizer, vocabulary: _Vocabulary, *, sentencepiece: bool) -> None:
     """Make control tokens special, and user-defined ones found whole in any text.
 
-    User-defined runs of spaces stay with the merges, where the originals' tokenizer.json has them: as added tokens they
-    would be found in raw text, before spaces become U+2581.
+    In a SentencePiece vocabulary, user-defined runs of spaces are left to `_sentencepiece_core`: as added tokens they would be
+    found in raw text, before a space is put in front of it.
     """
     special = set(vocabulary.ids(TokenType.CONTROL, TokenType.UNKNOWN))
     special.update(token for role in ("bos", "eos") if (token := vocabulary.id_of(role)) is not None)
     core.add_special_tokens([AddedToken(vocabulary.texts[token], normalized=False, special=True) for token in sorted(special)])
     plain = [vocabulary.texts[token] for token in vocabulary.ids(TokenType.USER_DEFINED) if token not in special]
-    core.add_tokens([AddedToken(text, normalized=False) for text in plain if text.strip(" ")])
+    # Of several that begin at one place, the longest is found.
+    core.add_tokens([AddedToken(text, normalized=False) for text in plain if not (sentencepiece and _is_run(text))])
 
 
 def _end_ids(vocabulary: _Vocabulary) -> set[int]:

@@ -1,4 +1,4 @@
-"""Texts to measure a model on: two that every Python brings along, or a file. Knows nothing of tokens or models.
+"""Texts to measure a model on: two that every Python brings along, or a file. Independent of tokens and models.
 
 They are the same on every machine with the same Python, which is all that a comparison of two configurations needs: both read
 the same tokens. They are no benchmark of models against each other, since a model may have been trained on them.
@@ -76,7 +76,7 @@ def _read(path: Path) -> str:
         ) from error
     if (nul := content.find(0)) >= 0:
         # Valid UTF-8, but no text has it; UTF-16 and most binary formats do.
-        raise BadValue(f"The file {path} is no text in UTF-8: it has a byte 0 at {nul}.", param="text")
+        raise BadValue(f"The file {path} is not text in UTF-8: it has a byte 0 at {nul}.", param="text")
     # What was cut off at the end may be half a character.
     ignored = 3 if len(content) == FILE_BYTES else 0
     for cut in range(ignored + 1):
@@ -84,4 +84,4 @@ def _read(path: Path) -> str:
             return content[: len(content) - cut].decode("utf-8")
         except UnicodeDecodeError as error:
             problem = error
-    raise BadValue(f"The file {path} is no text in UTF-8: {problem.reason} at byte {problem.start}.", param="text")
+    raise BadValue(f"The file {path} is not text in UTF-8: {problem.reason} at byte {problem.start}.", param="text")

@@ -1,6 +1,6 @@
-"""Keeping text that merely looks like a template marker apart from the markers that the template writes.
+"""Separation of text that looks like a template marker from the markers that the template writes.
 
-Before rendering, a sentinel (one private-use character that nobody used) is put inside every look-alike in the strings that
+Before rendering, a sentinel (an unused private-use character) is put inside every look-alike in the strings that
 come from outside. After rendering, the markers that are still whole are the template's own: the text is cut there, and the
 rest, with the sentinel taken out, is encoded with those markers switched off.
 

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, brought into the one shape that templates can rely on. Knows nothing of templates."""
+"""Chat messages as clients send them, brought into the one shape that templates can rely on. Independent of templates."""
 
 from __future__ import annotations
 
@@ -117,4 +117,4 @@ def _arguments(arguments: object, field: str) -> ToolArguments:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")

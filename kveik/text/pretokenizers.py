@@ -1,4 +1,4 @@
-"""How byte-level vocabularies cut text into words before merging, by the name that GGUF files give (`tokenizer.ggml.pre`).
+"""Ways in which byte-level vocabularies cut text into words before merging, by their GGUF name (`tokenizer.ggml.pre`).
 
 Patterns are those of the models' own tokenizer.json files (llama.cpp quotes them in llama-vocab.cpp), so that ids are equal to
 the originals'. A name that is not here is refused: a wrong cut costs quality without any error (perplexity 15.5 instead of 6.2
@@ -116,7 +116,7 @@ def merges_signature(merges: Sequence[str]) -> str:
 
 
 def pre_tokenization(name: str | None, merges: Sequence[str]) -> PreTokenization:
-    """How to cut for `tokenizer.ggml.pre`. Raises `Unsupported` for a name we do not know, or none with unknown merges."""
+    """The cut for `tokenizer.ggml.pre`. Raises `Unsupported` for a name we do not know, or none with unknown merges."""
     if name is None or name == "default":
         known = BY_MERGES.get(merges_signature(merges))
         if known is None:

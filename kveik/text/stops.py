@@ -1,4 +1,4 @@
-"""Finding stop strings in text that comes in pieces. Knows nothing of tokens.
+"""Search for stop strings in text that comes in pieces. Independent of tokens.
 
 Aho and Corasick's automaton (Efficient string matching, CACM 18(6), 1975): its state after each character is the longest end of
 the text that begins some stop string, which is at once the match test and exactly what must be held back. Cost: one step per

@@ -1,4 +1,4 @@
-"""Which bytes a token stands for. Knows the two spellings that vocabularies use, and nothing of models or files.
+"""Bytes of a token, in the two spellings that vocabularies use. Independent of models and files.
 
 Byte-level (GPT-2): every byte is written as one printable character, so that a token's text is its bytes in disguise.
 SentencePiece: text is written as it is, a space as U+2581 (▁), and a byte that no token covers as `<0xAB>`.
@@ -29,11 +29,11 @@ CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a vocabulary writes bytes as text."""
+    """A vocabulary's way of writing bytes as text."""
 
     byte_level: bool = False
     space_mark: str | None = None
-    """What stands for a space; None: a space is a space."""
+    """The character in place of a space; None: a space is a space."""
 
     byte_tokens: bool = False
     """Whether `<0xAB>` stands for one byte."""

@@ -1,4 +1,4 @@
-"""Text to token ids and back. Wraps a `tokenizers.Tokenizer`; knows nothing of weights, requests or templates."""
+"""Text to token ids and back. Wraps a `tokenizers.Tokenizer`; independent of weights, requests and templates."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _encode(core: tokenizers.Tokenizer, text: str, add_special: bool) -> list[in
 
 
 def _reach(core: tokenizers.Tokenizer, spelling: Spelling, longest: int) -> int | None:
-    """How many characters of a text one token can stand for at most; None when there is no such bound.
+    """Characters of a text that one token can stand for at most; None when there is no such bound.
 
     A vocabulary that covers every byte spells a token in at least as many characters as it stands for. Composition (NFC) makes
     one character of at most four (Unicode has none with a longer canonical decomposition).
@@ -218,7 +218,7 @@ def _check_characters(text: str) -> None:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         raise BadValue(
-            f"The text holds U+{code:04X} at character {error.start}, half of a surrogate pair, which is no character."
+            f"The text holds U+{code:04X} at character {error.start}, half of a surrogate pair, which is not a character."
         ) from None
 
 
@@ -252,7 +252,7 @@ def _eos_ids(core: tokenizers.Tokenizer, named: Mapping[str, str], folder: Path)
         found.add(token)
     for name in ("config.json", "generation_config.json"):
         value = read_json(folder / name).get("eos_token_id")
-        # bool is an int in Python, and `true` is no token.
+        # bool is an int in Python, and `true` is not a token.
         found.update(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int) and v is not True)
     return found
 

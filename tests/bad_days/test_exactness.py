@@ -102,11 +102,11 @@ def cache_of(way: str, folder: Path) -> Iterator[dict[str, object]]:
 
 def give_way(llm: LLM, chance: random.Random) -> None:
     """Now and then a running sequence loses its blocks, and all that the pool has goes down at once."""
-    scheduler = llm.loaded.engine.scheduler
+    scheduler, now = llm.loaded.engine.scheduler, llm.loaded.engine.clock.now()
     if chance.random() < 0.05 and (decoding := list(scheduler._decodes.values())):
-        scheduler._preempt(chance.choice(decoding), Draft(budget=0))
-        for group in scheduler.kv_cache._groups:
-            group.shed(group.pool.full)
+        scheduler._preempt(chance.choice(decoding), Draft(now, budget=0))
+        for number, group in enumerate(scheduler.kv_cache._groups):
+            scheduler.kv_cache.evictor.evict(number, group.pool.full, now)
         llm.loaded.engine.attend()
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from kveik.cli.cache import app
+from kveik.cli.cache import verify
 from tests.bad_days.doomed import Life, Verdict, kill
 from tests.bad_days.server import Server
 from tests.bad_days.traffic import Asked, conversations
@@ -35,8 +34,7 @@ def on_the_disk(folder: Path) -> int:
 def check_left(folder: Path, capacity_bytes: int) -> None:
     """What a killed one has left is within its bound, and, as the command tells, every record that the index names is sound."""
     assert on_the_disk(folder) <= capacity_bytes
-    told = CliRunner().invoke(app, ["verify", str(folder)])
-    assert told.exit_code == 0, told.output
+    assert verify(folder, forget=False) == 0
 
 
 def kill_again_and_again(known: Known, folder: Path, policy: str, seeds: range) -> list[Verdict]:

@@ -15,7 +15,7 @@ from benchmarks.bandwidth import machine_table, of_the_bound, share_table
 from benchmarks.facts import environment, sentence
 from benchmarks.load import healthy, load_table, memory_of, peak_of, read_status
 from kveik.model.decoder import load_decoder
-from kveik.model.spec import tensor_shapes
+from kveik.model.tensors import tensor_shapes
 from kveik.model.weights import open_model
 from tests.model.tiny import save_gguf, tiny_model
 

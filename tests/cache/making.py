@@ -40,39 +40,57 @@ def enter(
 
 
 def admit(
-    kv_cache: KVCacheManager, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
+    kv_cache: KVCacheManager,
+    sequence_id: int,
+    tokens: Sequence[int],
+    *,
+    salt: str | None = None,
+    request: str = "r",
+    now: float = 0.0,
 ) -> Admission:
     """Open, take what is found, and have room for all tokens."""
     enter(kv_cache, sequence_id, tokens, salt=salt, request=request)
     match = kv_cache.match(sequence_id, len(tokens) - 1)
     assert kv_cache.can_admit(sequence_id, match)
-    admission = kv_cache.admit(sequence_id, match, len(tokens))
-    kv_cache.grow(sequence_id, len(tokens))
+    admission = kv_cache.admit(sequence_id, match, len(tokens), now)
+    kv_cache.grow(sequence_id, len(tokens), now)
     kv_cache.check()
     return admission
 
 
 def compute(
-    kv_cache: KVCacheManager, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
+    kv_cache: KVCacheManager,
+    sequence_id: int,
+    tokens: Sequence[int],
+    *,
+    salt: str | None = None,
+    request: str = "r",
+    now: float = 0.0,
 ) -> Admission:
     """Admit, and finish the step that computes everything."""
-    admission = admit(kv_cache, sequence_id, tokens, salt=salt, request=request)
+    admission = admit(kv_cache, sequence_id, tokens, salt=salt, request=request, now=now)
     kv_cache.commit(sequence_id, len(tokens))
     kv_cache.check()
     return admission
 
 
-def leave(kv_cache: KVCacheManager, sequence_id: int, computed: int) -> None:
+def leave(kv_cache: KVCacheManager, sequence_id: int, computed: int, now: float = 0.0) -> None:
     """Release and close."""
     kv_cache.release(sequence_id, computed)
-    kv_cache.close(sequence_id)
+    kv_cache.close(sequence_id, now)
     kv_cache.check()
 
 
 def serve(
-    kv_cache: KVCacheManager, sequence_id: int, tokens: Sequence[int], *, salt: str | None = None, request: str = "r"
+    kv_cache: KVCacheManager,
+    sequence_id: int,
+    tokens: Sequence[int],
+    *,
+    salt: str | None = None,
+    request: str = "r",
+    now: float = 0.0,
 ) -> Admission:
     """A whole life: computed, and gone."""
-    admission = compute(kv_cache, sequence_id, tokens, salt=salt, request=request)
-    leave(kv_cache, sequence_id, len(tokens))
+    admission = compute(kv_cache, sequence_id, tokens, salt=salt, request=request, now=now)
+    leave(kv_cache, sequence_id, len(tokens), now)
     return admission

@@ -25,22 +25,20 @@ def world(
     policy: EvictionPolicy, blocks: Sequence[int], windows: Sequence[int | None]
 ) -> tuple[KVCacheManager, OffloadManager, Stores]:
     groups = [LayerGroup((number,), 1, 2, window) for number, window in enumerate(windows)]
-    kv_cache = KVCacheManager(groups, blocks, block_size=SIZE, rows=4, max_model_len=32, max_chunk=8, eviction=policy)
+    kv_cache = KVCacheManager(
+        groups, blocks, block_size=SIZE, rows=4, max_model_len=32, max_chunk=8, eviction=policy, record_facts=True
+    )
     below = OffloadManager(groups, SIZE, [tier(1000, sizes=(1,) * len(groups))])
-    kv_cache.evictor.below = below
-    return kv_cache, below, Stores(below, evictor=kv_cache.evictor)
+    return kv_cache, below, Stores(below, take_facts=kv_cache.take_facts)
 
 
 def reach(kv_cache: KVCacheManager, below: OffloadManager, tokens: list[int]) -> int:
     """Tokens that pool and tiers have together."""
     kv_cache.open(99, tokens, request="q")
     match = kv_cache.match(99, len(tokens) - 1)
-    chain = kv_cache._seqs[99].chain
-    keys = chain.extend(tokens, (len(tokens) - 1) // SIZE)[: (len(tokens) - 1) // SIZE]
-    pools = [group.index.by_key for group in kv_cache._groups]
     hit = (match.tokens, match.full) if match else (0, 0)
-    found = below.found(keys, hit, lambda group, key: key in pools[group])
-    kv_cache.close(99)
+    found = below.found(kv_cache.chain_keys(99, len(tokens) - 1), hit, kv_cache.in_pool)
+    kv_cache.close(99, 0.0)
     return int(found.prospect.tokens[-1])
 
 
@@ -48,9 +46,8 @@ def reach(kv_cache: KVCacheManager, below: OffloadManager, tokens: list[int]) ->
 def test_what_the_pool_gave_up_is_found_below_from_its_beginning(windows: Sequence[int | None]) -> None:
     kv_cache, below, stores = world(LruPolicy(), [12] * len(windows), windows)
     for number in range(12):
-        kv_cache.evictor.now = float(number)
-        serve(kv_cache, number, range(100 * number, 100 * number + 17))
-        stores.work()
+        serve(kv_cache, number, range(100 * number, 100 * number + 17), now=float(number))
+        stores.work(now=float(number))
     for number in range(12):
         assert reach(kv_cache, below, [*range(100 * number, 100 * number + 17)]) == 16
     assert len(stores.records[0]) > 30
@@ -79,16 +76,17 @@ def test_a_preempted_request_s_blocks_go_down_when_others_need_them() -> None:
 
 def test_a_new_content_is_written_through_once_and_at_once() -> None:
     groups = [LayerGroup((0,), 1, 2, None)]
-    kv_cache = KVCacheManager(groups, [16], block_size=SIZE, rows=4, max_model_len=32, eviction=LruPolicy())
+    kv_cache = KVCacheManager(groups, [16], block_size=SIZE, rows=4, max_model_len=32, eviction=LruPolicy(), record_facts=True)
     below = OffloadManager(groups, SIZE, [tier(100, writes="write-through")])
-    kv_cache.evictor.below = below
     compute(kv_cache, 0, range(10))
     seq = kv_cache._seqs[0]
-    assert [order for order in kv_cache.evictor.take_transfers() if isinstance(order, Spill)] == [
+    below.apply(kv_cache.take_facts(), 0.0)
+    assert [order for order in below.take_transfers() if isinstance(order, Spill)] == [
         Spill(key, 0, None, 0, block) for key, block in zip(seq.chain.keys[:2], seq.blocks[0][:2], strict=True)
     ]
     compute(kv_cache, 1, range(9), request="s")
-    assert kv_cache.evictor.take_transfers() == []
+    below.apply(kv_cache.take_facts(), 0.0)
+    assert below.take_transfers() == []
 
 
 @over_seeds(5)
@@ -96,19 +94,20 @@ def test_any_order_of_requests_leaves_pool_and_tiers_consistent(seed: int) -> No
     chance = random.Random(seed)
     kv_cache, below, stores = world(HazardPolicy(SIZE, random.Random(0), samples=4), [14, 12], (None, 9))
     for number in range(120):
-        kv_cache.evictor.now = float(number)
+        now = float(number)
         tokens = [chance.randrange(2) for _ in range(chance.randrange(1, 31))]
         kv_cache.open(number, tokens, request="r")
         match = kv_cache.match(number, len(tokens) - 1)
         if kv_cache.can_admit(number, match):
-            kv_cache.admit(number, match, len(tokens))
-            kv_cache.grow(number, len(tokens))
+            kv_cache.admit(number, match, len(tokens), now)
+            kv_cache.grow(number, len(tokens), now)
             kv_cache.commit(number, len(tokens))
             kv_cache.release(number, len(tokens))
-        kv_cache.close(number)
+        kv_cache.close(number, now)
         kv_cache.check()
-        stores.work(chance.randrange(6))
-        kv_cache.evictor.learn()
+        stores.work(chance.randrange(6), now)
+        kv_cache.evictor.learn(now)
+        below.learn(now)
     stores.work()
     held = {(one.keys[0], group) for one in below.tiers[0].records() for group in range(2) if one.groups >> group & 1}
     assert held == stores.records[0]

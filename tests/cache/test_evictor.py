@@ -54,20 +54,20 @@ def drawn_hits(cache: KVCacheManager, chance: random.Random) -> list[int]:
     """Tokens found by each of many requests, up to three at once; as in service, none computes what another is computing."""
     running, hits = dict[int, int](), []
     for number in range(150):
-        cache.evictor.now = float(number)
+        now = float(number)
         if running and (len(running) == 3 or chance.random() < 0.4):
             one = chance.choice(sorted(running))
-            leave(cache, one, running.pop(one))
+            leave(cache, one, running.pop(one), now)
             continue
         # Of a prompt of whole blocks the last one is computed again, and its first block is used without being held.
         tokens = [chance.randrange(3) // 2 for _ in range(4 * chance.randrange(5) + chance.randrange(1, 4))]
         cache.open(number, tokens, request="r")
         match = cache.match(number, len(tokens) - 1)
         if cache.blocker(number, match, len(tokens) - 1) or not cache.can_admit(number, match):
-            cache.close(number)
+            cache.close(number, now)
             continue
-        cache.admit(number, match, len(tokens))
-        cache.grow(number, len(tokens))
+        cache.admit(number, match, len(tokens), now)
+        cache.grow(number, len(tokens), now)
         running[number] = len(tokens)
         hits.append(match.tokens if match else 0)
         for one, length in running.items():
@@ -83,8 +83,7 @@ def test_what_the_policy_values_stays_and_the_rest_goes() -> None:
     serve(cache, 0, range(100, 116))
     favour(cache, policy)
     for number in range(1, 12):
-        cache.evictor.now = float(number)
-        serve(cache, number, range(200 + 20 * number, 216 + 20 * number))
+        serve(cache, number, range(200 + 20 * number, 216 + 20 * number), now=float(number))
     assert admit(cache, 20, range(100, 116)).matched == 15
 
 
@@ -116,11 +115,11 @@ def test_what_a_request_left_in_an_earlier_life_goes_with_it() -> None:
     compute(cache, 0, range(100, 117))
     cache.release(0, 17)
     group = cache._groups[0]
-    group.forget([group.index.by_key[cache._seqs[0].chain.keys[1]]])
+    cache.evictor.remove(0, [group.index.by_key[cache._seqs[0].chain.keys[1]]])
     match = cache.match(0, 16)
     assert match is not None
     assert match.full == 1
-    cache.admit(0, match, 17)
+    cache.admit(0, match, 17, 0.0)
     leave(cache, 0, match.tokens)
     assert policy.stored_count == 1
     assert group.pool.full == 1
@@ -129,8 +128,7 @@ def test_what_a_request_left_in_an_earlier_life_goes_with_it() -> None:
 def test_a_chain_that_goes_takes_its_blocks_in_every_group_with_it() -> None:
     cache = kv_cache(LruPolicy(), blocks=(8, 100), windows=(None, 9))
     for number in range(6):
-        cache.evictor.now = float(number)
-        serve(cache, number, range(100 * number, 100 * number + 16))
+        serve(cache, number, range(100 * number, 100 * number + 16), now=float(number))
     full, windowed = cache._groups
     assert set(windowed.index.by_key) <= set(full.index.by_key)
     assert cache.usage[1].free > 50
@@ -142,8 +140,7 @@ def test_a_windowed_group_that_runs_short_by_itself_keeps_what_the_policy_values
     serve(cache, 0, range(100, 116))
     favour(cache, policy)
     for number in range(1, 30):
-        cache.evictor.now = float(number)
-        serve(cache, number, range(200 + 20 * number, 216 + 20 * number))
+        serve(cache, number, range(200 + 20 * number, 216 + 20 * number), now=float(number))
     assert admit(cache, 40, range(100, 116)).matched == 15
     assert cache.usage[0].free > 0
 
@@ -177,7 +174,7 @@ def test_values_that_are_not_finite_leave_the_policy_nothing() -> None:
     policy = HazardPolicy(4, random.Random(0))
     cache = kv_cache(policy)
     compute(cache, 0, range(16))
-    cache.disown(0)
+    cache.invalidate(0)
     leave(cache, 0, 16)
     assert policy.stored_count == 0
 
@@ -187,8 +184,8 @@ def test_what_a_request_asks_to_keep_is_kept_and_what_it_lets_go_goes() -> None:
     for number, priority in ((0, 80), (1, 0)):
         tokens = list(range(100 * number, 100 * number + 9))
         cache.open(number, tokens, request="r", retention=Retention(priority, 1000.0))
-        cache.admit(number, None, 9)
-        cache.grow(number, 9)
+        cache.admit(number, None, 9, 0.0)
+        cache.grow(number, 9, 0.0)
         leave(cache, number, 9)
     # Two full blocks each, of sixteen: the eighth request pushes a full block out, and the ninth and tenth two each.
     for number in range(2, 10):

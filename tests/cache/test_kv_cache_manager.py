@@ -65,12 +65,12 @@ def test_what_was_generated_is_found_by_the_next_turn() -> None:
     cache = kv_cache()
     tokens = list(PROMPT)
     cache.open(1, tokens, request="r")
-    cache.admit(1, None, 10)
-    cache.grow(1, 10)
+    cache.admit(1, None, 10, 0.0)
+    cache.grow(1, 10, 0.0)
     cache.commit(1, 10)
     for token in (7, 8, 9, 10, 11):
         tokens.append(token)
-        cache.grow(1, len(tokens))
+        cache.grow(1, len(tokens), 0.0)
         cache.commit(1, len(tokens))
         cache.check()
     leave(cache, 1, 15)
@@ -116,7 +116,7 @@ def test_copied_slots_count_as_written_only_after_a_step() -> None:
 def test_values_that_are_not_finite_are_found_by_nobody() -> None:
     cache = kv_cache()
     compute(cache, 1, PROMPT)
-    cache.disown(1)
+    cache.invalidate(1)
     leave(cache, 1, 10)
     assert cache.usage[0].cached == 0
     assert admit(cache, 2, PROMPT).matched == 0
@@ -151,7 +151,7 @@ def test_without_caching_only_the_choices_of_one_request_share_and_nothing_outli
     assert found is not None
     assert found.tokens == 9
     assert admit(cache, 3, PROMPT, request="b").matched == 0
-    cache.admit(2, found, 10)
+    cache.admit(2, found, 10, 0.0)
     cache.commit(2, 10)
     leave(cache, 2, 10)
     leave(cache, 3, 9)
@@ -184,8 +184,8 @@ def test_an_admission_leaves_every_running_sequence_its_next_block() -> None:
 def test_an_admission_counts_what_running_prompts_still_need() -> None:
     cache = kv_cache(16)
     enter(cache, 1, list(range(32)))
-    cache.admit(1, None, 32)
-    cache.grow(1, 4)
+    cache.admit(1, None, 32, 0.0)
+    cache.grow(1, 4, 0.0)
     enter(cache, 2, list(range(50, 74)))
     # One block is held, but eight are promised: 8 + 6 + 2 <= 16.
     assert cache.can_admit(2, None)
@@ -212,7 +212,7 @@ def test_rows_bound_admission() -> None:
     compute(cache, 1, [1])
     enter(cache, 2, [2])
     assert not cache.can_admit(2, None)
-    assert cache.free_rows == 0
+    assert cache._tables.free_rows == 0
 
 
 def test_reach_tells_how_far_a_sequence_can_grow() -> None:
@@ -221,7 +221,7 @@ def test_reach_tells_how_far_a_sequence_can_grow() -> None:
     assert cache.reach(1) == 32
     compute(cache, 2, [50])
     assert cache.reach(1) == 28
-    assert cache.grow(1, 25) == 28
+    assert cache.grow(1, 25, 0.0) == 28
 
 
 # Claims.
@@ -306,9 +306,9 @@ def test_a_hit_needs_only_the_window_in_a_windowed_group() -> None:
     cache = kv_cache([8, 4], windows=(None, 8), max_chunk=4)
     tokens = list(range(28))
     cache.open(1, tokens, request="r")
-    cache.admit(1, None, 28)
+    cache.admit(1, None, 28, 0.0)
     for computed in range(4, 29, 4):
-        cache.grow(1, computed)
+        cache.grow(1, computed, 0.0)
         cache.commit(1, computed)
         cache.check()
     leave(cache, 1, 28)
@@ -321,8 +321,8 @@ def admit_with_chunks(cache, sequence_id: int, tokens: list[int]) -> int:  # typ
     enter(cache, sequence_id, tokens)
     match = cache.match(sequence_id, len(tokens) - 1)
     assert cache.can_admit(sequence_id, match)
-    matched = cache.admit(sequence_id, match, len(tokens)).matched
-    cache.grow(sequence_id, len(tokens))
+    matched = cache.admit(sequence_id, match, len(tokens), 0.0).matched
+    cache.grow(sequence_id, len(tokens), 0.0)
     cache.check()
     return int(matched)
 
@@ -332,9 +332,9 @@ def test_a_hit_must_satisfy_every_group() -> None:
     first, second = list(range(16)), list(range(50, 66))
     for number, tokens in enumerate((first, second)):
         cache.open(number, tokens, request="r")
-        cache.admit(number, None, 16)
+        cache.admit(number, None, 16, 0.0)
         for computed in range(4, 17, 4):
-            cache.grow(number, computed)
+            cache.grow(number, computed, 0.0)
             cache.commit(number, computed)
         leave(cache, number, 16)
     # The full group still has all of the first prompt; the windowed one has lost its last blocks to the second.
@@ -353,11 +353,11 @@ def test_around_the_window_s_edge_a_repeated_prompt_computes_one_token(length: i
     for number in range(2):
         cache.open(number, tokens, request="r")
         match = cache.match(number, length - 1)
-        computed = cache.admit(number, match, length).matched
+        computed = cache.admit(number, match, length, 0.0).matched
         assert computed == (length - 1 if number else 0)
         while computed < length:
             computed = min(length, computed + 4)
-            cache.grow(number, computed)
+            cache.grow(number, computed, 0.0)
             cache.commit(number, computed)
             cache.check()
             held = cache.usage[1].held
@@ -380,4 +380,4 @@ def test_a_sequence_that_still_holds_blocks_cannot_be_forgotten() -> None:
     cache = kv_cache()
     compute(cache, 1, PROMPT)
     with pytest.raises(AssertionError, match="still holds"):
-        cache.close(1)
+        cache.close(1, 0.0)

@@ -12,6 +12,7 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import BlockLayout, LayerGroup, blocks_at_most, blocks_for
 from kveik.cache.memory_plan import MemoryPlan, plan_memory
 from kveik.errors import DoesNotFit
+from kveik.machine.address_space import amount
 
 GIB = 1 << 30
 LLAMA = BlockLayout(LayerGroup(tuple(range(30)), 3, 64, None), 16, 2)
@@ -28,6 +29,7 @@ def plan(**changes: object) -> MemoryPlan:
         "max_chunk": 512,
         "available_bytes": 4 * GIB,
         "weight_bytes": GIB,
+        "process_bytes": 0,
         "workspace_bytes": GIB // 4,
         "gpu_memory_utilization": 0.85,
     }
@@ -213,6 +215,15 @@ def test_the_plan_describes_itself() -> None:
     assert "15 layers, window 512" in text
     assert "sequences of 32768 tokens (--max-model-len)" in text
     assert all(len(line) < 128 for line in lines)
+
+
+def test_the_process_has_a_share_that_the_blocks_do_not_get_and_the_plan_prints() -> None:
+    without, found = plan(), plan(process_bytes=GIB // 4)
+    assert (without.blocks[0] - found.blocks[0]) * LLAMA.block_bytes == pytest.approx(GIB // 4, abs=LLAMA.block_bytes)
+    assert found.planned_bytes == found.weight_bytes + found.workspace_bytes + GIB // 4 + found.cache_bytes
+    text = "\n".join(found.lines())
+    assert "process 256.0 MiB" in text
+    assert f"planned memory {amount(found.planned_bytes)} in all" in text
 
 
 def test_the_context_is_counted_in_whole_blocks() -> None:

@@ -43,11 +43,11 @@ def fill(group: GroupBlocks, tokens: list[int], chance: random.Random) -> None:
     keys = chain.extend(tokens, len(tokens) // SIZE)
     for number, key in enumerate(keys):
         if chance.random() < 0.8 and group.pool.available:
-            (block,) = group.take(1)
+            (block,) = group.allocate(1)
             group.register_full(block, chain.parent(number), tuple(tokens[number * SIZE : (number + 1) * SIZE]), key)
     tail = tuple(tokens[len(keys) * SIZE :])
     if tail and chance.random() < 0.7 and group.pool.available:
-        group.register_partial(group.take(1)[0], chain.parent(len(keys)), tail)
+        group.register_partial(group.allocate(1)[0], chain.parent(len(keys)), tail)
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, None), (None, 6), (3,), (1, 9), (None, 2, 30)], ids=str)

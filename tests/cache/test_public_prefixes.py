@@ -131,15 +131,15 @@ def test_no_tenant_finds_more_than_it_wrote_or_the_operator_declared(windows: Se
         right = max(own, min(shared, SIZE * public.blocks(tokens)))
         assert found <= right
         hits, crossed = hits + found, crossed + (found > own)
-        kv_cache.admit(number, match, len(tokens))
-        kv_cache.grow(number, len(tokens))
+        kv_cache.admit(number, match, len(tokens), 0.0)
+        kv_cache.grow(number, len(tokens), 0.0)
         computed = chance.randrange(found, len(tokens) + 1)
         if computed > found:
             kv_cache.commit(number, computed)
             written.append((tenant, salt, tokens[:computed]))
             kv_cache.check()
         kv_cache.release(number, computed)
-        kv_cache.close(number)
+        kv_cache.close(number, 0.0)
         kv_cache.check()
     assert hits > 100
     assert crossed > 5

@@ -103,10 +103,10 @@ def test_a_source_that_is_evicted_and_taken_again_in_the_same_step_is_copied_int
             kv_cache.open(number, tokens, request="r")
             match = kv_cache.match(number, len(tokens) - 1)
             if not kv_cache.can_admit(number, match):
-                kv_cache.close(number)
+                kv_cache.close(number, 0.0)
                 continue
-            admission = kv_cache.admit(number, match, len(tokens))
-            kv_cache.grow(number, len(tokens))
+            admission = kv_cache.admit(number, match, len(tokens), 0.0)
+            kv_cache.grow(number, len(tokens), 0.0)
             copies += admission.copies
             targets.update((copy.group, copy.target) for copy in admission.copies)
             members.append((number, tokens, admission))
@@ -123,7 +123,7 @@ def test_a_source_that_is_evicted_and_taken_again_in_the_same_step_is_copied_int
             kv_cache.check()
         for id_, tokens, _ in members:
             kv_cache.release(id_, len(tokens))
-            kv_cache.close(id_)
+            kv_cache.close(id_, 0.0)
     assert reused > 0, "no source was ever taken again: the seed proves nothing"
 
 

@@ -315,7 +315,7 @@ def test_a_path_that_names_no_folder_is_refused_and_not_taken_for_the_one_at_han
 ) -> None:
     a_store(tmp_path).close()
     monkeypatch.chdir(tmp_path)
-    for path, cause in (("", "it is empty; it must be a folder"), ("~nobody-of-that-name/kv", "there is no such user")):
+    for path, cause in (("", "it is empty; it must be a path"), ("~nobody-of-that-name/kv", "there is no such user")):
         assert run(["cache", *command, path]) == 2
         shown = capsys.readouterr()
         assert (shown.out, cause in shown.err) == ("", True)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from kveik.cli.main import run
-from kveik.cli.serve import own_name, unshared
+from kveik.cli.prepare import unshared
+from kveik.cli.serve import own_name
 from kveik.config import CacheConfig, ServerConfig
 
 SMALL = ("smollm2-135m", "--max-model-len", "512", "--kv-cache-memory-bytes", "60000000")
@@ -155,6 +157,28 @@ def test_serve_answers_and_ends_with_code_0_and_few_words_on_ctrl_c(tiers: list[
         process.communicate()
 
 
+def test_of_two_starts_at_once_on_one_port_one_learns_of_it_before_it_loads_anything() -> None:
+    command = [*KVEIK, "serve", *SMALL, "--port", str(free_port())]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        done = []
+        while not done:
+            done = [one for one in both if one.poll() is not None]
+            time.sleep(0.02)
+        (refused,) = done
+        (serving,) = (one for one in both if one is not refused)
+        assert refused.stderr is not None
+        assert refused.returncode == 1
+        said = refused.stderr.read()
+        assert "choose another with --port" in said
+        assert "loading" not in said
+    finally:
+        for one in both:
+            one.send_signal(signal.SIGTERM)
+            one.communicate(timeout=30)
+    assert serving.returncode in (0, -signal.SIGTERM)
+
+
 def test_a_port_in_use_is_told_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +193,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(
 def test_a_secret_that_cannot_be_had_is_told_with_its_path_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("kveik.cli.serve.with_model", lambda *_: pytest.fail("the model was fetched"))
+    monkeypatch.setattr("kveik.cli.main.with_model", lambda *_: pytest.fail("the model was fetched"))
     monkeypatch.chdir(tmp_path)
     Path("short").write_text("short")
     for path, why in (
@@ -204,7 +228,7 @@ def test_the_note_on_tenants_is_told_at_start_as_a_note(
         raise Enough
 
     monkeypatch.setenv("KVEIK_HOME", str(tmp_path))
-    monkeypatch.setattr("kveik.cli.serve.with_model", enough)
+    monkeypatch.setattr("kveik.cli.main.with_model", enough)
     caplog.set_level("INFO")
     for more, told in (([], 1), (["--tenant-secret-file", str(tmp_path / "tenant-secret")], 0)):
         caplog.clear()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kveik.cli.fetch import PullDisplay, fetch_model
+from kveik.cli.download import PullDisplay
+from kveik.cli.fetch import fetch_model
 from kveik.errors import Unreachable
 from kveik.model.catalogue import PullProgress
 
@@ -34,7 +35,7 @@ def test_an_unknown_name_is_told_with_what_there_is(tmp_path: Path, monkeypatch:
 )
 def test_a_path_that_is_not_there_is_never_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kveik.cli.fetch.pull_hub", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("kveik.cli.download.pull_hub", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(Unreachable, match=r"^There is no model '"):
         fetch_model(name)
 

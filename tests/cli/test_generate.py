@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import tokenizers
 from safetensors.torch import load_file, save_file
 
-from kveik.cli.generate import Pace
+from kveik.cli.generate import Pace, json_line
 from kveik.cli.main import run
+from kveik.cli.prepare import prompts_of
 from tests.engine.tiny import save_tiny_llama
 
 GREEDY = ("--temperature", "0", "--max-tokens", "6", "--ignore-eos", "--dtype", "float32", "--max-model-len", "64")
@@ -89,3 +91,29 @@ def test_a_prompt_that_is_too_long_is_named(allergic: str, capsys: pytest.Captur
     assert "Prompt 1 is too long." in captured.err
     assert "65 prompt tokens" in captured.err
     assert captured.out == ""
+
+
+SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_prompts_are_cut_at_line_ends_alone(ending: str, tmp_path: Path) -> None:
+    texts = [f"Say {mark} this" for mark in SEPARATORS] + ["a lone \r stays", "last"]
+    for name, lines in (("p.txt", texts), ("p.jsonl", [json.dumps(text, ensure_ascii=False) for text in texts])):
+        path = tmp_path / name
+        path.write_bytes(ending.join([*lines, ""]).encode())
+        assert prompts_of((), path) == texts
+
+
+def test_prompts_from_stdin_are_cut_as_those_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"Say \xe2\x80\xa8 this\r\nsecond\n"), encoding="ascii")
+    monkeypatch.setattr("sys.stdin", given)
+    assert prompts_of(("first",), Path("-")) == ["first", "Say \u2028 this", "second"]
+
+
+def test_an_answer_is_one_line_for_every_reader_and_the_same_value() -> None:
+    value = {"text": f"a{SEPARATORS}é\n"}
+    line = json_line(value)
+    assert len(line.splitlines()) == 1
+    assert "é" in line
+    assert json.loads(line) == value

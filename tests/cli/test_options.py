@@ -6,35 +6,27 @@ import itertools
 from pathlib import Path
 
 import pytest
-import typer
 
-from kveik.cli.chat import CHAT_STREAM
-from kveik.cli.command import single
-from kveik.cli.options import ENGINE, SAMPLING, SERVER, Settings, takes
+from kveik.cli.command import Command, WrongLine
+from kveik.cli.options import CHAT_STREAM, ENGINE, SAMPLING, SERVER, Settings
 from kveik.cli.setting import Drawn, Slice, settings_of
 from kveik.config import EngineConfig, ServerConfig, StreamConfig
 from kveik.request.request import SamplingParams
 
+EVERYTHING = Command("A command.", "nowhere:run", slices=(*ENGINE, SERVER, SAMPLING))
 
-def settings_from(*words: str) -> Settings:
+
+def settings_from(*words: str, command: Command = EVERYTHING) -> Settings:
     """What a command with every slice gets for this line."""
-    got: list[Settings] = []
-
-    @takes(*ENGINE, SERVER, SAMPLING)
-    def command(settings: Settings) -> None:
-        """A command."""
-        got.append(settings)
-
-    typer.main.get_command(single(command)).main(list(words), prog_name="kveik", standalone_mode=False)
-    (settings,) = got
-    return settings
+    read = command.read(words)
+    assert read is not None
+    return read[0]
 
 
 def refusal_of(*words: str) -> str:
-    with pytest.raises(typer.TyperException) as refused:
+    with pytest.raises(WrongLine) as refused:
         settings_from(*words)
-    assert refused.value.exit_code == 2
-    return refused.value.format_message()
+    return str(refused.value)
 
 
 def test_nothing_typed_gives_the_defaults_of_the_dataclasses() -> None:
@@ -85,14 +77,25 @@ def test_the_line_goes_before_the_file_and_the_file_before_the_default(tmp_path:
 def test_a_file_may_hold_settings_of_other_commands(tmp_path: Path) -> None:
     file = tmp_path / "kveik.toml"
     file.write_text("port = 9\nblock-size = 8\n")
-    got: list[Settings] = []
+    engine = Command("A command.", "nowhere:run", slices=ENGINE)
+    assert settings_from("--config", str(file), command=engine).engine.cache.block_size == 8
 
-    @takes(*ENGINE)
-    def command(settings: Settings) -> None:
-        got.append(settings)
 
-    typer.main.get_command(single(command)).main(["--config", str(file)], standalone_mode=False)
-    assert got[0].engine.cache.block_size == 8
+@pytest.mark.parametrize(
+    "words",
+    [("--port", "9", "my-model"), ("my-model", "--port", "9"), ("--port=9", "--", "my-model"), ("--port=9", "my-model")],
+)
+def test_the_model_may_stand_anywhere_on_the_line(words: tuple[str, ...]) -> None:
+    settings = settings_from(*words)
+    assert (settings.engine.model.model, settings.of(ServerConfig).port) == ("my-model", 9)
+
+
+def test_a_value_may_be_a_negative_number() -> None:
+    assert settings_from("--seed", "-5").of(StreamConfig).seed == -5
+
+
+def test_an_option_with_a_slip_is_told_with_the_nearest() -> None:
+    assert refusal_of("--blok-size", "8") == "There is no option --blok-size. Did you mean --block-size?"
 
 
 def test_a_value_out_of_range_is_a_usage_error_with_number_and_flag() -> None:
@@ -152,10 +155,10 @@ def test_bytes_may_have_a_unit_on_the_line_and_in_the_file(typed: str, count: in
 
 @pytest.mark.parametrize("typed", ["", "G", "1XB", "1.5", "1 000", "0x10", "-1GiB", "1e9", "1GiBit", "٣G"])
 def test_bytes_that_are_none_are_a_usage_error_that_shows_how(typed: str, tmp_path: Path) -> None:
-    assert "is no number of bytes; write it as" in refusal_of("--max-body-bytes", typed)
+    assert "is not a number of bytes; write it as" in refusal_of("--max-body-bytes", typed)
     file = tmp_path / "kveik.toml"
     file.write_text(f'max-body-bytes = "{typed}"\n', encoding="utf-8")
-    assert "sets max-body-bytes to a size that is none" in refusal_of("--config", str(file))
+    assert "sets max-body-bytes to a bad size" in refusal_of("--config", str(file))
 
 
 def test_a_negative_number_of_bytes_is_out_of_range() -> None:
@@ -163,11 +166,7 @@ def test_a_negative_number_of_bytes_is_out_of_range() -> None:
 
 
 def test_help_names_every_flag_in_full_under_its_heading() -> None:
-    @takes(*ENGINE, SERVER)
-    def command(settings: Settings) -> None:
-        """A command."""
-
-    help_ = typer.main.get_command(single(command)).get_help(typer.Context(typer.main.get_command(single(command))))
+    help_ = EVERYTHING.help("kveik any")
     for words in ("--long-prefill-token-threshold", "--no-enable-prefix-caching", "[default: 16]", "in (0, 1]."):
         assert words in help_
     assert [help_.index(f"\n{heading}:") for heading in ("Model", "Cache", "Scheduling", "Streams", "Server")] == sorted(

@@ -47,8 +47,8 @@ def test_a_field_becomes_a_setting_with_its_docstring_as_help() -> None:
     settings = by_name(Slice(Brew, "Brewing", defaults={"bottles": 24}))
     assert list(settings) == ["warm_celsius", "yeast", "stir", "notes", "litres", "bottles"]
     assert settings["warm_celsius"].help == "Degrees of the wort, in Celsius."
-    assert settings["warm_celsius"].flags == "--warm-celsius"
-    assert settings["stir"].flags == "--stir/--no-stir"
+    assert settings["warm_celsius"].flags == ("--warm-celsius",)
+    assert settings["stir"].flags == ("--stir", "--no-stir")
     assert (settings["notes"].kind, settings["notes"].many) == (str, True)
     assert settings["litres"].kind is int
 

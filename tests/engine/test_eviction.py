@@ -14,7 +14,7 @@ from kveik.cache.eviction.policy import Visit
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from kveik.config import CacheConfig, ServerConfig
-from kveik.engine.eviction import LearntFile, eviction_policy, grants_of, learnt_path
+from kveik.engine.eviction import LearntFile, can_keep, eviction_policy, grants_of, learnt_path
 from kveik.errors import BadValue
 
 
@@ -103,3 +103,20 @@ def test_shares_that_are_none_are_refused(shares: tuple[str, ...]) -> None:
 def test_no_more_than_everything_can_be_reserved() -> None:
     with pytest.raises(BadValue, match="at most 1"):
         ServerConfig(api_key=("a", "b"), tenant_share=("a=0.6", "b=0.6"))
+
+
+def test_what_is_learnt_has_no_file_where_the_user_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVEIK_HOME", "~nobody-of-that-name/kveik")
+    assert learnt_path(CacheConfig(), b"") is None
+
+
+@pytest.mark.parametrize("path", [None, Path("/proc/nowhere/eviction/a.npz")])
+def test_what_cannot_be_kept_is_one_warning_that_says_what_to_set(path: Path | None, caplog: pytest.LogCaptureFixture) -> None:
+    assert can_keep(path) is False
+    (record,) = caplog.records
+    assert "Set KVEIK_HOME to a folder that can be written, or give --eviction-file." in record.getMessage()
+
+
+def test_what_can_be_kept_needs_no_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert can_keep(tmp_path / "new" / "a.npz") is True
+    assert caplog.records == []

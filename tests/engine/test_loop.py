@@ -13,7 +13,7 @@ import pytest
 from kveik.config import ScheduleConfig, StreamConfig
 from kveik.engine.loop import EngineLoop
 from kveik.engine.stream import RequestStream
-from kveik.errors import EngineStopped, NonFiniteLogits, Overloaded, StepFailed
+from kveik.errors import BadValue, EngineStopped, NonFiniteLogits, Overloaded, StepFailed
 from kveik.observe.events import RequestFinished, StreamOverrun
 from kveik.request.sequence import Sequence
 from kveik.schedule.plan import StepOutcome
@@ -235,6 +235,36 @@ def test_a_full_queue_refuses_at_once_and_names_the_knob() -> None:
                 stream.abort()
             assert await server.becomes_idle()
             assert (await text_of(server.loop.submit(request(max_tokens=3))))[1] == "length", "and then takes requests again"
+
+        asyncio_run(work)
+
+
+def test_a_request_that_the_queue_never_holds_is_refused_for_good_with_the_limit() -> None:
+    with running(endless, slow=0.001) as server:
+
+        async def work() -> None:
+            limit = server.loop._max_waiting
+            with pytest.raises(BadValue, match=rf"{limit + 1} sequences.*at most {limit} \(--max-waiting\)") as refused:
+                server.loop.check_room(limit + 1)
+            assert (refused.value.status, refused.value.param) == (400, "n")
+            server.loop.check_room(limit)
+            assert server.loop.active == 0
+
+        asyncio_run(work)
+
+
+def test_running_and_waiting_are_all_open_sequences_also_in_the_middle_of_a_step() -> None:
+    with running(endless, slow=0.2) as server:
+
+        async def work() -> None:
+            streams = [server.loop.submit(request([number] * 20, max_tokens=1500)) for number in range(4)]
+            for _ in range(20):
+                occupancy = server.loop.occupancy
+                assert occupancy.running + occupancy.waiting == 4
+                await asyncio.sleep(0.02)
+            assert occupancy.running > 0
+            for stream in streams:
+                stream.abort()
 
         asyncio_run(work)
 

@@ -13,7 +13,7 @@ from kveik.engine.llm import LLM
 from kveik.engine.public import public_tokens
 from kveik.errors import BadValue
 from kveik.request.request import SamplingParams
-from kveik.text.chat import ChatTemplate
+from kveik.text.chat_template import ChatTemplate, TemplateSources
 from kveik.text.tokenizer import tokenizer_from_folder
 from tests.engine.test_build import config
 from tests.engine.tiny import save_tiny_llama
@@ -35,7 +35,7 @@ def written(path: Path, content: object) -> str:
 
 def test_a_file_holds_text_or_ids_or_messages(folder: Path, tmp_path: Path) -> None:
     tokenizer = tokenizer_from_folder(folder)
-    template = ChatTemplate.for_tokenizer(TEMPLATE, tokenizer)
+    template = ChatTemplate.for_tokenizer(TemplateSources(TEMPLATE), tokenizer)
     files = [
         written(tmp_path / "a.txt", "hello there"),
         written(tmp_path / "b.json", [5, 6, 7]),

@@ -79,9 +79,9 @@ class LedgerMachine(RuleBasedStateMachine):
             assert match.tokens < len(tokens)
             assert (self.name(one), *tokens[: match.tokens]) in self.written, "something is found that nobody wrote"
         if self.kv_cache.can_admit(one, match):
-            admission = self.kv_cache.admit(one, match, len(tokens))
+            admission = self.kv_cache.admit(one, match, len(tokens), 0.0)
             self.computed[one] = admission.matched
-            self.room[one] = self.kv_cache.grow(one, min(len(tokens), admission.matched + CHUNK))
+            self.room[one] = self.kv_cache.grow(one, min(len(tokens), admission.matched + CHUNK), 0.0)
 
     @precondition(lambda self: self.computed)
     @rule(draw=some.data(), word=some.integers(1, 2))
@@ -96,7 +96,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if end > self.room[one]:
             if self.kv_cache.reach(one) < end:
                 return
-            self.room[one] = self.kv_cache.grow(one, end)
+            self.room[one] = self.kv_cache.grow(one, end, 0.0)
         for length in range(self.computed[one] + 1, end + 1):
             self.written.add((self.name(one), *tokens[:length]))
         self.computed[one] = end
@@ -108,7 +108,7 @@ class LedgerMachine(RuleBasedStateMachine):
         one = draw.draw(some.sampled_from(sorted(self.computed)))
         self.kv_cache.release(one, self.computed.pop(one))
         if not preempt:
-            self.kv_cache.close(one)
+            self.kv_cache.close(one, 0.0)
             del self.tokens[one]
 
     @rule()

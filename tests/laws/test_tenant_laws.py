@@ -16,6 +16,7 @@ from kveik.cache.layout import LayerGroup
 from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.config import ScheduleConfig
 from kveik.errors import DoesNotFit
+from kveik.offload.loader import Loader
 from kveik.offload.manager import OffloadManager
 from kveik.offload.tier import Tier
 from kveik.offload.tier_spec import TierSpec
@@ -53,6 +54,7 @@ class Tenancy:
             max_chunk=CHUNK,
             eviction=self.policy,
             public=self.public,
+            record_facts=True,
         )
         tiers = [
             Tier(
@@ -61,8 +63,8 @@ class Tenancy:
             )
             for name, size in (("ram", 60), ("disk", 150))
         ]
-        self.below = self.kv_cache.evictor.below = OffloadManager(groups, SIZE, tiers)
-        self.stores = Stores(self.below, evictor=self.kv_cache.evictor)
+        self.below = OffloadManager(groups, SIZE, tiers)
+        self.stores = Stores(self.below, take_facts=self.kv_cache.take_facts)
         limits = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32, prefill_chunk_size=CHUNK)
         self.desk = Desk(Scheduler(self.kv_cache, limits, CONTEXT, frozenset({EOS})))
         self.asked: list[tuple[bytes, str | None, Choice]] = []
@@ -86,9 +88,8 @@ class Tenancy:
     def reach(self, tenant: bytes, salt: str | None, prompt: list[int]) -> int:
         """Tokens that somebody would find in the pool and below, were he to ask."""
         self.kv_cache.open(-1, prompt, request="probe", tenant=tenant, salt=salt)
-        below = self.kv_cache.loads.find(-1, self.kv_cache.match(-1, len(prompt)), len(prompt))
-        self.kv_cache.close(-1)
-        assert below is not None
+        below = Loader(self.kv_cache, self.below).find(-1, self.kv_cache.match(-1, len(prompt)), len(prompt))
+        self.kv_cache.close(-1, 0.0)
         return int(below.prospect.tokens[-1])
 
     def idle(self) -> list[bytes]:
@@ -118,7 +119,7 @@ def test_everybody_finishes_and_nobody_takes_what_is_anothers(
             continue
         before, idle = world.kept(), world.idle()
         world.desk.step()
-        world.stores.work(world.chance.randrange(8))
+        world.stores.work(world.chance.randrange(8), world.desk.now)
         after = world.kept()
         for tenant in idle:
             lost = before[tenant] - after[tenant]

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
-from kveik.measure import evaluate as module
 from kveik.errors import BadValue, Broken, Unreachable
+from kveik.measure import evaluate as module
 from kveik.measure.evaluate import EvaluationProgress, Task, evaluate
 from kveik.measure.evaluation import Evaluation
 from kveik.measure.excerpts import windows

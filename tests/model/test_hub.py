@@ -145,7 +145,7 @@ def test_an_unreachable_hub_is_told_with_what_would_work(tmp_path: Path) -> None
 def test_a_name_that_the_hub_cannot_have_is_told(name: str, tmp_path: Path) -> None:
     answer = pulled("http://127.0.0.1:9", tmp_path, name)
     assert answer["error"] == "Unreachable"
-    assert str(answer["message"]).startswith(f"'{name}' is no name that the hub can have")
+    assert str(answer["message"]).startswith(f"'{name}' is not a name that the hub can have")
 
 
 def test_a_hub_model_without_safetensors_is_unsupported(hub: tuple[Hub, str], tmp_path: Path) -> None:

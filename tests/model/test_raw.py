@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
 from kveik.model.raw import runs
-from kveik.model.spec import tensor_shapes
+from kveik.model.tensors import tensor_shapes
 from kveik.model.weights import open_model
 from tests.model.tiny import WIDE, save_folder, save_gguf, tiny_model
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
 from kveik.errors import ModelBroken, Unreachable, Unsupported
 from kveik.model.gguf import read_metadata
-from kveik.model.spec import tensor_shapes
+from kveik.model.tensors import tensor_shapes
 from kveik.model.torch_decoder import load_torch_decoder
 from kveik.model.weights import open_model
 from tests.model.tiny import save_folder, save_gguf, tiny_model
@@ -105,14 +107,9 @@ def test_a_tensor_of_a_type_we_do_not_read_is_named(folder):
         open_model(folder)
 
 
-def test_buffers_of_old_files_and_a_second_copy_of_a_tied_table_are_let_be(tmp_path):
-    folder = save_folder(tiny_model("llama-tied"), tmp_path / "tied")
-
-    def add(tensors):
-        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-
-    assert open_model(changed_tensors(folder, add)).spec.tied
+def test_buffers_of_old_files_are_let_be(folder):
+    changed_tensors(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
+    assert open_model(folder).spec.layers
 
 
 def test_an_untied_model_without_its_projection_is_broken(tmp_path):
@@ -126,6 +123,121 @@ def test_a_weights_file_cut_off_is_refused(folder):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ModelBroken, match="damaged or cut off"):
         open_model(folder)
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    """Two shards by hand: everything but the head, and the head; with an index."""
+    folder = save_folder(tiny_model("llama"), tmp_path / "sharded")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    head = {"lm_head.weight": tensors.pop("lm_head.weight")}
+    save_file(head, folder / "one.safetensors")
+    save_file(tensors, folder / "two.safetensors")
+    write_index(folder, {"lm_head.weight": "one.safetensors"} | dict.fromkeys(tensors, "two.safetensors"))
+    return folder
+
+
+def write_index(folder: Path, weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def index_of(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+
+
+def with_more(path: Path, **more: torch.Tensor) -> None:
+    save_file({**load_file(path), **more}, path)
+
+
+def test_a_tensor_comes_from_the_file_that_the_index_assigns_it_to(sharded):
+    """A stale copy in the other shard, which is read later, does not win; nor does what no index lists refuse the start."""
+    head = load_file(sharded / "one.safetensors")["lm_head.weight"]
+    with_more(sharded / "two.safetensors", **{"lm_head.weight": torch.zeros_like(head), "not.listed": torch.zeros(3)})
+    with_more(sharded / "one.safetensors", **{"model.norm.weight": torch.zeros(48)})
+    file = open_model(sharded)
+    for name, values in (
+        ("lm_head.weight", head),
+        ("norm.weight", load_file(sharded / "two.safetensors")["model.norm.weight"]),
+    ):
+        read = torch.empty(values.shape)
+        file.read(name, read)
+        assert torch.equal(read, values)
+        assert values.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lm_head.weight": "two.safetensors"}, "assigns 1 tensor to files without them: lm_head.weight in two.safetensors."),
+        ({"model.ghost": "one.safetensors"}, "assigns 1 tensor to files without them: model.ghost in one.safetensors."),
+        ({"lm_head.weight": "three.safetensors"}, "there is no three.safetensors"),
+        ({"lm_head.weight": None}, "lacks 1 tensor: lm_head.weight."),
+        ({"norm.weight": "one.safetensors"}, "assigns 1 tensor to files without them: norm.weight in one.safetensors."),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files_is_refused_by_name(sharded, changes, told):
+    weight_map = {name: file for name, file in (index_of(sharded) | changes).items() if file is not None}
+    write_index(sharded, weight_map)
+    with pytest.raises(ModelBroken, match=re.escape(told)):
+        open_model(sharded)
+
+
+def test_the_index_is_part_of_the_fingerprint(sharded):
+    first = open_model(sharded).fingerprint()
+    with_more(
+        sharded / "two.safetensors",
+        **{"lm_head.weight": torch.zeros(load_file(sharded / "one.safetensors")["lm_head.weight"].shape)},
+    )
+    second = open_model(sharded).fingerprint()
+    write_index(sharded, index_of(sharded) | {"lm_head.weight": "two.safetensors"})
+    third = open_model(sharded).fingerprint()
+    assert len({first, second, third}) == 3
+
+
+def test_a_parameter_is_set_once(sharded):
+    with_more(sharded / "one.safetensors", **{"norm.weight": torch.ones(48)})
+    write_index(sharded, index_of(sharded) | {"norm.weight": "one.safetensors"})
+    with pytest.raises(ModelBroken, match=r"has the tensor 'norm\.weight' twice"):
+        open_model(sharded)
+
+
+def test_a_head_of_its_own_under_tied_embeddings_is_used_with_one_warning_as_transformers_does(tmp_path, caplog):
+    folder = save_folder(tiny_model("llama-tied"), tmp_path / "tied")
+    own = torch.randn(load_file(folder / "model.safetensors")["model.embed_tokens.weight"].shape)
+    changed_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": own}))
+    theirs = LlamaForCausalLM.from_pretrained(folder)
+    assert torch.equal(theirs.lm_head.weight, own)
+    caplog.clear()
+    file = open_model(folder)
+    assert not file.spec.tied
+    ours = load_torch_decoder(file, torch.float32, "")
+    assert torch.equal(ours.projection.weight, own)
+    (warning,) = caplog.records
+    assert "'lm_head.weight'" in warning.getMessage()
+
+
+def test_a_head_that_equals_the_table_is_tied_without_a_word(tmp_path, caplog):
+    folder = save_folder(tiny_model("llama-tied"), tmp_path / "tied")
+
+    def add(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    assert open_model(changed_tensors(folder, add)).spec.tied
+    assert caplog.records == []
+
+
+def test_a_tied_model_that_has_the_head_alone_takes_it_for_the_table_as_transformers_does(tmp_path):
+    folder = save_folder(tiny_model("llama-tied"), tmp_path / "tied")
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+
+    def move(tensors):
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+    changed_tensors(folder, move)
+    theirs = LlamaForCausalLM.from_pretrained(folder)
+    assert torch.equal(theirs.model.embed_tokens.weight, table)
+    assert torch.equal(load_torch_decoder(open_model(folder), torch.float32, "").embedding, table)
 
 
 @pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd", "sub/model.safetensors"])

@@ -28,7 +28,14 @@ from kveik.observe.events import (
 from kveik.observe.metrics import EngineFacts, Metrics
 
 FACTS = EngineFacts(
-    threads=4, dtype="bfloat16", arithmetic="w4a8", isa="avx2", kv_cache_dtype="int8", block_size=16, pool_bytes=1 << 30
+    threads=4,
+    dtype="bfloat16",
+    arithmetic="w4a8",
+    isa="avx2",
+    kv_cache_dtype="int8",
+    block_size=16,
+    pool_bytes=1 << 30,
+    planned_bytes=3 << 30,
 )
 IDLE = Load(0, 0, (BlockCounts(10, 0, 0),))
 
@@ -64,8 +71,6 @@ def test_the_load_is_shown_per_group_and_state():
     load = Load(3, 5, (BlockCounts(2, 3, 5), BlockCounts(0, 0, 8), BlockCounts(0, 0, 0)))
     for event in (stepped(load=load), LoadChanged(load)):
         samples = heard(event)
-        assert value(samples, "num_requests_running") == 3
-        assert value(samples, "num_requests_waiting") == 5
         assert [value(samples, "kv_cache_usage_perc", group=group) for group in "012"] == [0.5, 1.0, 0.0]
         assert [value(samples, "kv_cache_blocks", group="0", state=state) for state in ("free", "cached", "held")] == [2, 3, 5]
 
@@ -118,6 +123,14 @@ def test_what_does_not_change_is_told():
     assert value(samples, "threads") == 4
     assert value(samples, "block_size_tokens") == 16
     assert value(samples, "kv_cache_pool_bytes") == 1 << 30
+    assert value(samples, "planned_memory_bytes") == 3 << 30
+
+
+def test_resident_memory_is_read_when_it_is_asked_for():
+    sizes = iter((1024, 2048))
+    metrics = Metrics(FACTS, resident_bytes=lambda: next(sizes))
+    for size in (1024, 2048):
+        assert f"kveik:resident_memory_bytes {float(size)}" in metrics.exposition().decode()
 
 
 def test_every_label_value_is_there_from_the_start():

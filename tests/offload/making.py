@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
-from kveik.cache.evictor import Evictor
+from kveik.cache.facts import Evicted, Fact, Gone, Inserted
 from kveik.cache.layout import LayerGroup
-from kveik.offload.evicted import Gone
 from kveik.offload.manager import OffloadManager
 from kveik.offload.tier import Tier
 from kveik.offload.tier_spec import TierSpec, Writes
 from kveik.offload.transfer import Clear, Delete, Spill
 
 SIZE = 4
+BLOCK = 7
 
 
 def groups_of(windows: Sequence[int | None]) -> list[LayerGroup]:
@@ -51,7 +51,16 @@ def directory(*tiers: Tier, windows: Sequence[int | None] = (None,)) -> OffloadM
 
 def offer(one: OffloadManager, key: Key, groups: int, now: float, owner: Owner = b"", *, wanted: bool = False) -> None:
     """The pool gives up one content."""
-    one.offered([Gone((key,), groups, owner, wanted)], now)
+    one.apply([evicted(Gone((key,), groups, owner, wanted))], now)
+
+
+def evicted(run: Gone) -> Evicted:
+    """As if every key had been in block 7 of every group."""
+    return Evicted([run], run.keys, [[BLOCK] * len(run.keys)] * 2)
+
+
+def inserted(key: Key, groups: int = 1, owner: Owner = b"") -> Inserted:
+    return Inserted(key, groups, owner, (BLOCK, BLOCK))
 
 
 class Stores:
@@ -62,25 +71,26 @@ class Stores:
         directory: OffloadManager,
         chance: random.Random | None = None,
         failing: float = 0.0,
-        evictor: Evictor | None = None,
+        take_facts: Callable[[], list[Fact]] = list,
     ) -> None:
-        """`evictor`: where there is a pool above, who takes its orders."""
+        """`take_facts`: of the pool, where there is one."""
         self.directory = directory
-        self.take = directory.take_orders if evictor is None else evictor.take_transfers
+        self.take_facts = take_facts
         self.records: list[set[tuple[Key, int]]] = [set() for _ in directory.tiers]
         self.waiting: list[Spill | Delete | Clear] = []
         self.writes = 0
         self._chance, self._failing = chance, failing
 
-    def collect(self) -> None:
-        self.waiting += [one for one in self.take() if isinstance(one, Spill | Delete | Clear)]
+    def collect(self, now: float = 0.0) -> None:
+        self.directory.apply(self.take_facts(), now)
+        self.waiting += [one for one in self.directory.take_transfers() if isinstance(one, Spill | Delete | Clear)]
 
-    def work(self, orders: int | None = None) -> None:
+    def work(self, orders: int | None = None, now: float = 0.0) -> None:
         """Carry out the next orders; all, where no number is given."""
-        self.collect()
+        self.collect(now)
         count = len(self.waiting) if orders is None else min(orders, len(self.waiting))
-        now, self.waiting = self.waiting[:count], self.waiting[count:]
-        for order in now:
+        next_ones, self.waiting = self.waiting[:count], self.waiting[count:]
+        for order in next_ones:
             self._do(order)
 
     def _do(self, order: Spill | Delete | Clear) -> None:

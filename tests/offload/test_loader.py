@@ -12,6 +12,7 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
+from kveik.offload.loader import Loader
 from kveik.offload.manager import OffloadManager
 from kveik.offload.transfer import Delete, Spill
 from tests.offload.making import tier
@@ -26,10 +27,11 @@ class Memory:
     def __init__(self, policy: EvictionPolicy, blocks: Sequence[int], windows: Sequence[int | None]) -> None:
         groups = [LayerGroup((number,), 1, 2, window) for number, window in enumerate(windows)]
         self.kv_cache = KVCacheManager(
-            groups, blocks, block_size=SIZE, rows=4, max_model_len=CONTEXT, max_chunk=8, eviction=policy
+            groups, blocks, block_size=SIZE, rows=4, max_model_len=CONTEXT, max_chunk=8, eviction=policy, record_facts=True
         )
         self.directory = OffloadManager(groups, SIZE, [tier(60, sizes=(1,) * len(groups)), tier(200, sizes=(1,) * len(groups))])
-        self.kv_cache.evictor.below = self.directory
+        self.loader = Loader(self.kv_cache, self.directory)
+        self.now = 0.0
         self.pool: dict[tuple[int, int], Key] = {}
         self.tiers: list[dict[tuple[Key, int], Key]] = [{}, {}]
         self.count = 0
@@ -40,10 +42,10 @@ class Memory:
         match = self.kv_cache.match(number, len(tokens) - 1)
         matched = match.tokens if match else 0
         if not self.kv_cache.can_admit(number, match):
-            self.kv_cache.close(number)
+            self.kv_cache.close(number, self.now)
             return 0
-        self.kv_cache.admit(number, match, len(tokens))
-        self.kv_cache.grow(number, len(tokens))
+        self.kv_cache.admit(number, match, len(tokens), self.now)
+        self.kv_cache.grow(number, len(tokens), self.now)
         self.spill()
         seq = self.kv_cache._seqs[number]
         keys = seq.chain.extend(tokens, len(tokens) // SIZE)
@@ -54,19 +56,20 @@ class Memory:
                 assert self.pool[group, blocks[place]] == keys[place], "another's content was found"
         self.kv_cache.commit(number, len(tokens))
         self.kv_cache.release(number, len(tokens))
-        self.kv_cache.close(number)
+        self.kv_cache.close(number, self.now)
         self.kv_cache.check()
         return matched
 
     def open(self, tokens: list[int]) -> int:
         self.count += 1
-        self.kv_cache.evictor.now += 1.0
+        self.now += 1.0
         self.kv_cache.open(self.count, tokens, request="r")
         return self.count
 
     def spill(self) -> None:
         """Before anything is written into a block that was given up."""
-        for order in self.kv_cache.evictor.take_transfers():
+        self.directory.apply(self.kv_cache.take_facts(), self.now)
+        for order in self.directory.take_transfers():
             if isinstance(order, Spill):
                 if order.source is None:
                     block = next(one for one, key in self.pool.items() if one[0] == order.group and key == order.key)
@@ -83,30 +86,28 @@ class Memory:
         number = self.open(tokens)
         limit = len(tokens) - 1
         match = self.kv_cache.match(number, limit)
-        below = self.kv_cache.loads.find(number, match, limit)
-        assert below is not None
+        below = self.loader.find(number, match, limit)
         cut = len(below.cuts) - 1
-        if not below or not self.kv_cache.loads.fits(number, below, cut):
+        if not below or self.loader.begin(number, below, cut, self.now) is None:
             return number, match.tokens if match else 0
-        self.kv_cache.loads.begin(number, below, cut)
         self.spill()
         self.kv_cache.check()
         return number, int(below.prospect.tokens[cut])
 
     def copy(self, number: int, which: int, *, found: bool = True) -> None:
-        loading = self.kv_cache.loads.active[number]
+        loading = self.loader.active[number]
         fetch = loading.fetches[which]
         if found:
             self.pool[fetch.group, loading.targets[which]] = self.tiers[fetch.tier][fetch.key, fetch.group]
         else:
             del self.tiers[fetch.tier][fetch.key, fetch.group]
-        self.kv_cache.loads.arrived(number, which, found=found)
+        self.loader.arrived(number, which, found=found)
         self.kv_cache.check()
 
     def finish(self, number: int) -> int:
         """End the load; tokens that the pool has then."""
-        if number in self.kv_cache.loads.active:
-            self.kv_cache.loads.end(number)
+        if number in self.loader.active:
+            self.loader.end(number)
         self.kv_cache.check()
         match = self.kv_cache.match(number, len(self.kv_cache._seqs[number].tokens) - 1)
         return match.tokens if match else 0
@@ -126,10 +127,10 @@ def test_what_was_loaded_is_found_in_the_pool_and_computed_no_more(windows: Sequ
     tokens = list(range(18))
     number, known = memory.begin(tokens)
     assert known == 16
-    for which in sorted(memory.kv_cache.loads.active[number].waiting, reverse=True):
+    for which in sorted(memory.loader.active[number].waiting, reverse=True):
         memory.copy(number, which)
     assert memory.finish(number) == 16
-    memory.kv_cache.close(number)
+    memory.kv_cache.close(number, memory.now)
     memory.kv_cache.check()
     assert memory.serve(tokens) == 16
 
@@ -151,7 +152,7 @@ def test_a_load_that_is_called_off_leaves_what_had_arrived() -> None:
     memory.copy(number, 0)
     memory.copy(number, 1)
     assert memory.finish(number) == 8
-    memory.kv_cache.close(number)
+    memory.kv_cache.close(number, memory.now)
     memory.kv_cache.check()
 
 
@@ -162,17 +163,10 @@ def test_a_record_that_is_missing_ends_the_hit_before_it_and_is_asked_for_no_mor
         memory.copy(number, which)
     memory.copy(number, 1, found=False)
     assert memory.finish(number) == 4
-    below = memory.kv_cache.loads.find(number, memory.kv_cache.match(number, 17), 17)
-    assert below is not None
+    below = memory.loader.find(number, memory.kv_cache.match(number, 17), 17)
     assert not below
-    memory.kv_cache.close(number)
+    memory.kv_cache.close(number, memory.now)
     memory.kv_cache.check()
-
-
-def test_without_tiers_there_is_nothing_to_find() -> None:
-    kv_cache = KVCacheManager([LayerGroup((0,), 1, 2, None)], [16], block_size=SIZE, rows=4, max_model_len=CONTEXT)
-    kv_cache.open(0, [1, 2, 3], request="r")
-    assert kv_cache.loads.find(0, None, 2) is None
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
@@ -188,7 +182,7 @@ def test_whatever_is_loaded_lost_or_called_off_contents_are_right(
     prompts = [[chance.randrange(2) for _ in range(chance.randrange(9, CONTEXT - 1))] for _ in range(16)]
     for _ in range(300):
         tokens = chance.choice(prompts)
-        active = [one for one in open_loads if one in memory.kv_cache.loads.active]
+        active = [one for one in open_loads if one in memory.loader.active]
         draw = chance.random()
         if draw < 0.3:
             memory.serve(tokens)
@@ -197,16 +191,16 @@ def test_whatever_is_loaded_lost_or_called_off_contents_are_right(
             open_loads[number] = known
         elif active and draw < 0.9:
             one = chance.choice(active)
-            waiting = sorted(memory.kv_cache.loads.active[one].waiting)
+            waiting = sorted(memory.loader.active[one].waiting)
             if waiting:
                 which, shared = chance.choice(waiting), len(active) > 1
                 memory.copy(one, which, found=shared or chance.random() < 0.9)
                 loaded += 1
         elif open_loads:
             one = chance.choice(sorted(open_loads))
-            complete = one in active and not memory.kv_cache.loads.active[one].waiting
+            complete = one in active and not memory.loader.active[one].waiting
             assert memory.finish(one) <= CONTEXT or complete
-            memory.kv_cache.close(one)
+            memory.kv_cache.close(one, memory.now)
             memory.kv_cache.check()
             del open_loads[one]
         memory.spill()

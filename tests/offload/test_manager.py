@@ -11,13 +11,13 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
-from kveik.offload.evicted import Gone
+from kveik.cache.facts import Gone
 from kveik.offload.manager import OffloadManager
 from kveik.offload.tier import Tier
 from kveik.offload.tier_spec import TierSpec, Writes
 from kveik.offload.transfer import Clear, Delete, Fetch, Spill
 from tests.cache.eviction.making import chain, drawn_chain
-from tests.offload.making import Stores, directory, hazard, offer, seen, tier
+from tests.offload.making import BLOCK, Stores, directory, evicted, hazard, inserted, offer, seen, tier
 from tests.seeds import over_seeds
 
 
@@ -25,10 +25,10 @@ def test_what_one_tier_gives_up_goes_to_the_next_before_it_is_removed() -> None:
     one = directory(tier(1), tier(1, name="disk"))
     stores = Stores(one)
     offer(one, b"a", 1, 0.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 0)]
+    assert one.take_transfers() == [Spill(b"a", 0, None, 0, BLOCK)]
     one.stored(0, b"a", 0)
     offer(one, b"b", 1, 1.0)
-    assert one.take_orders() == [Spill(b"a", 0, 0, 1), Delete(b"a", 0, 0), Spill(b"b", 0, None, 0)]
+    assert one.take_transfers() == [Spill(b"a", 0, 0, 1), Delete(b"a", 0, 0), Spill(b"b", 0, None, 0, BLOCK)]
     assert stores.waiting == []
 
 
@@ -78,19 +78,19 @@ def test_what_a_shared_server_is_given_up_of_is_forgotten_and_not_removed() -> N
     assert stores.records == [{(b"a", 0), (b"b", 0)}]
     assert one.unknown([b"a", b"b"]) == [(0, [b"a"])]
     one.reset()
-    assert one.take_orders() == []
+    assert one.take_transfers() == []
 
 
 def test_what_is_being_written_is_neither_found_nor_given_up() -> None:
     one = directory(tier(1))
     offer(one, b"a", 1, 0.0)
     offer(one, b"b", 1, 1.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 0)]
+    assert one.take_transfers() == [Spill(b"a", 0, None, 0, BLOCK)]
     assert not one.found([b"a"], (0, 0), lambda *_: False)
     one.stored(0, b"a", 0)
     assert one.found([b"a"], (0, 0), lambda *_: False)
     offer(one, b"b", 1, 2.0)
-    assert one.take_orders() == [Delete(b"a", 0, 0), Spill(b"b", 0, None, 0)]
+    assert one.take_transfers() == [Delete(b"a", 0, 0), Spill(b"b", 0, None, 0, BLOCK)]
 
 
 def test_a_hit_stays_until_it_is_loaded_although_the_tier_is_full() -> None:
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_forgotten_and_its_room_is_free() -> None:
 def test_a_record_that_is_too_large_for_a_tier_is_offered_to_the_next() -> None:
     one = directory(tier(1, sizes=(2,)), tier(4, sizes=(2,), name="disk"))
     offer(one, b"a", 1, 0.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 1)]
+    assert one.take_transfers() == [Spill(b"a", 0, None, 1, BLOCK)]
 
 
 def test_what_is_there_already_is_written_no_second_time_and_goes_no_further() -> None:
@@ -148,8 +148,8 @@ def test_what_is_there_already_is_written_no_second_time_and_goes_no_further() -
 def test_writing_through_writes_at_once_and_to_those_tiers_alone() -> None:
     one = directory(tier(4), tier(4, name="disk", writes="write-through"))
     stores = Stores(one)
-    one.inserted(b"a", 1, 0.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 1)]
+    one.apply([inserted(b"a")], 0.0)
+    assert one.take_transfers() == [Spill(b"a", 0, None, 1, BLOCK)]
     one.stored(1, b"a", 0)
     offer(one, b"a", 1, 1.0)
     stores.work()
@@ -211,7 +211,7 @@ def test_what_a_store_has_from_an_earlier_life_is_found_within_its_bound() -> No
     one = directory(tier(3, name="disk"))
     keys = chain(1, 2, 3, 4)
     one.adopt(0, [(key, 0) for key in keys], 0.0)
-    assert one.take_orders() == [Delete(keys[3], 0, 0)]
+    assert one.take_transfers() == [Delete(keys[3], 0, 0)]
     assert one.found(keys, (0, 0), lambda *_: False).cuts.tolist() == [0, 1, 2, 3]
     one.check()
 
@@ -222,9 +222,9 @@ def test_at_the_end_the_most_valuable_is_saved_first_and_beginnings_before_ends(
     stores = Stores(one)
     offer(one, b"ram", 1, 0.0)
     stores.work()
-    one.retire([Gone(chain(1, 2, 3), 1, b"")], 5.0)
-    orders = one.take_orders()
-    assert orders == [*(Spill(key, 0, None, 1) for key in chain(1, 2, 3)), Spill(b"ram", 0, 0, 1)]
+    one.retire(evicted(Gone(chain(1, 2, 3), 1, b"")), 5.0)
+    orders = one.take_transfers()
+    assert orders == [*(Spill(key, 0, None, 1, BLOCK) for key in chain(1, 2, 3)), Spill(b"ram", 0, 0, 1)]
 
 
 def test_an_emptied_cache_is_empty_below_too_and_what_was_on_its_way_goes_when_it_arrives() -> None:
@@ -239,13 +239,13 @@ def test_an_emptied_cache_is_empty_below_too_and_what_was_on_its_way_goes_when_i
     offer(one, b"b", 1, 0.0)
     one.check()
     stores.work()
-    assert isinstance(stores.directory.take_orders(), list)
+    assert isinstance(stores.directory.take_transfers(), list)
     assert stores.records == [set()]
     assert len(one.tiers[0]) == one.tiers[0].bytes_used == 0
     offer(one, b"b", 1, 0.0)
     stores.work()
     assert stores.records == [{(b"b", 0)}]
-    assert Clear(0) not in one.take_orders()
+    assert Clear(0) not in one.take_transfers()
 
 
 def test_hints_of_requests_bound_what_a_tier_gives_up() -> None:
@@ -284,7 +284,7 @@ def test_what_an_earlier_life_left_counts_for_whoever_uses_it() -> None:
     keys = chain(1, 2, 3, 4)
     one.adopt(0, [(key, 0) for key in keys], 0.0)
     one.used(Visit(keys, 0, 10, 1.0, 1.0, None, b"a"))
-    assert len(one.take_orders()) == 2
+    assert len(one.take_transfers()) == 2
     assert policy.amount(policy.party(b"a")) == 2
     one.check()
 
@@ -321,9 +321,9 @@ def test_the_directory_believes_what_the_stores_have(make: Callable[[], Eviction
             case 1:
                 wanted = chance.random() < 0.2
                 some = chance.sample(keys, chance.randint(1, len(keys)))
-                one.offered([Gone(some, chance.randrange(1, 4), b"" if wanted else owner, wanted)], now)
+                one.apply([evicted(Gone(some, chance.randrange(1, 4), b"" if wanted else owner, wanted))], now)
             case 2:
-                one.inserted(chance.choice(keys), 3, now, owner)
+                one.apply([inserted(chance.choice(keys), 3, owner)], now)
             case 3:
                 stores.work(chance.randrange(4))
             case 4:

@@ -11,7 +11,7 @@ def test_a_cancel_in_the_middle_of_a_prompt_gives_no_token_and_the_blocks_back_a
     first, second, third = (one.ask(200, 4) for _ in range(3))
     one.step()
     held = one.scheduler.kv_cache.usage[0].held
-    assert one.scheduler.abort(third.id)
+    assert one.scheduler.abort(third.id, one.now)
     one.scheduler.check()
     assert one.scheduler.kv_cache.usage[0].held == held - 4
     assert (third.finish_reason, third.output) == ("abort", [])
@@ -26,11 +26,11 @@ def test_a_token_for_somebody_who_has_left_meanwhile_is_dropped() -> None:
     for _ in range(2):
         plan = one.plan()
         if leaving.output_count == 1:
-            assert one.scheduler.abort(leaving.id)
+            assert one.scheduler.abort(leaving.id, one.now)
         one.settle(plan)
     assert leaving.output == [WORD]
     assert staying.output == [WORD, WORD]
-    assert not one.scheduler.abort(leaving.id)
+    assert not one.scheduler.abort(leaving.id, one.now)
 
 
 def test_somebody_who_has_not_run_yet_can_be_cancelled() -> None:
@@ -40,9 +40,9 @@ def test_somebody_who_has_not_run_yet_can_be_cancelled() -> None:
     waiting = one.ask(prompt)
     one.step()
     assert one.scheduler.waiting == 1
-    assert one.scheduler.abort(waiting.id)
+    assert one.scheduler.abort(waiting.id, one.now)
     assert one.scheduler.waiting == 0
-    assert not one.scheduler.abort(waiting.id)
+    assert not one.scheduler.abort(waiting.id, one.now)
     one.finish()
 
 
@@ -51,7 +51,7 @@ def test_somebody_who_waits_for_another_s_blocks_can_be_cancelled() -> None:
     choices = one.ask_many(list(range(100)), 3)
     one.step()
     assert one.scheduler.waiting == 2
-    assert one.scheduler.abort(choices[1].id)
+    assert one.scheduler.abort(choices[1].id, one.now)
     one.scheduler.check()
     one.finish()
     assert choices[2].cached_tokens == 99
@@ -64,5 +64,5 @@ def test_whoever_stands_behind_one_that_is_cancelled_is_admitted_at_once() -> No
     big, small = one.ask(200, 10), one.ask(8, 2)
     one.steps(5)
     assert small.admitted is None
-    one.scheduler.abort(big.id)
+    one.scheduler.abort(big.id, one.now)
     assert one.step().admitted == (small.id,)

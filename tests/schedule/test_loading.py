@@ -9,6 +9,7 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
 from kveik.config import ScheduleConfig
 from kveik.offload.cost import Costs, LoadCost, PrefillCost
+from kveik.offload.loads import Loads
 from kveik.offload.manager import OffloadManager
 from kveik.offload.transfer import Cancel, Load, Spill
 from kveik.request.sequence import Status
@@ -35,7 +36,7 @@ class Below:
         self.carry_out()
 
     def carry_out(self) -> None:
-        for one in self.desk.scheduler.kv_cache.evictor.take_transfers():
+        for one in self.desk.scheduler.below.take_transfers(self.desk.now):
             match one:
                 case Spill(key, group, _, target):
                     self.directory.stored(target, key, group)
@@ -53,10 +54,12 @@ def below(*, blocks: int = 24, load_seconds: float = 0.1, token_seconds: float =
     """One prompt of `PROMPT` tokens has been served, and has gone below."""
     group = LayerGroup((0,), 1, 2, None)
     limits = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=48)
-    kv_cache = KVCacheManager([group], [blocks], block_size=SIZE, rows=4, max_model_len=80, max_chunk=48, eviction=LruPolicy())
-    directory = kv_cache.evictor.below = OffloadManager([group], SIZE, [tier(10_000)])
+    kv_cache = KVCacheManager(
+        [group], [blocks], block_size=SIZE, rows=4, max_model_len=80, max_chunk=48, eviction=LruPolicy(), record_facts=True
+    )
+    directory = OffloadManager([group], SIZE, [tier(10_000)])
     costs = Costs(PrefillCost(48, (1e-3, token_seconds, 1e-9)), {"ram": LoadCost((load_seconds, 1e-9))})
-    made = Below(Desk(Scheduler(kv_cache, limits, 80, costs=costs)), directory)
+    made = Below(Desk(Scheduler(kv_cache, limits, 80, below=Loads(kv_cache, directory, costs))), directory)
     made.desk.ask(list(range(100, 100 + PROMPT)), 1)
     made.step()
     ledger_full(made)
@@ -147,7 +150,7 @@ def test_an_abort_ends_the_load_and_frees_those_who_wait_with_it() -> None:
     made = below()
     first, second = made.desk.ask([*again(made), 1], 1), made.desk.ask([*again(made), 2], 1)
     made.step()
-    made.desk.scheduler.abort(first.id)
+    made.desk.scheduler.abort(first.id, made.desk.now)
     made.step()
     assert made.cancelled == [made.loads[0].job]
     assert made.loads[1].job != made.loads[0].job, "the second loads for itself"

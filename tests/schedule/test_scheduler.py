@@ -159,7 +159,7 @@ def test_a_request_beyond_the_context_is_refused_at_once_and_any_other_runs(
 ) -> None:
     one = desk(50, max_model_len=800, prefill_chunk_size=512)
     if not accepted:
-        with pytest.raises(PromptTooLong, match=f"800 tokens.*{prompt} prompt tokens and max_tokens {max_tokens}"):
+        with pytest.raises(PromptTooLong, match=f"800 tokens.*{prompt} in the prompt, {max_tokens} in the completion"):
             one.ask(prompt, max_tokens)
         assert not one.scheduler.has_work
         return
@@ -177,7 +177,7 @@ def test_a_small_request_runs_after_a_big_one_is_cancelled() -> None:
     big = one.ask(700, 100)
     small = one.ask(100, 5)
     one.step()
-    assert one.scheduler.abort(big.id)
+    assert one.scheduler.abort(big.id, one.now)
     one.steps(6)
     assert small.finish_reason == "length"
     one.finish()

@@ -50,7 +50,7 @@ def test_a_waiter_whose_model_is_aborted_computes_the_prompt_itself() -> None:
     prompt = list(range(200))
     first, waiter = one.ask(prompt), one.ask(prompt)
     one.steps(2)
-    one.scheduler.abort(first.id)
+    one.scheduler.abort(first.id, one.now)
     one.finish()
     assert waiter.finish_reason == "length"
     assert waiter.cached_tokens == 128

@@ -14,14 +14,14 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from kveik.config import ServerConfig
-from kveik.engine.stream import Delta, RequestText, TokenEvent
+from kveik.engine.stream import Delta, Occupancy, RequestText, TokenEvent
 from kveik.errors import KveikError, Overloaded
 from kveik.request.request import Request, TokenLogprob
 from kveik.request.sequence import FinishReason
 from kveik.server.app import create_app
-from kveik.server.serve import HttpServer
+from kveik.server.http_server import HttpServer
 from kveik.server.state import ServerState
-from kveik.text.chat import ChatTemplate
+from kveik.text.chat_template import ChatTemplate
 from kveik.text.token_bytes import spelling_of_decoder
 from kveik.text.tokenizer import Tokenizer
 
@@ -100,6 +100,10 @@ class FakeStream:
             return None
         return (None, *(self._logprob(token, top) for token in self.request.prompt[1:]))
 
+    @property
+    def ended(self) -> bool:
+        return self.aborted or self._text.finished
+
     async def deltas(self) -> AsyncIterator[Delta]:
         await self._door.started()
         while not self._text.finished:
@@ -154,7 +158,7 @@ class FakeDoor:
         self.step_seconds = step_seconds
         self.cached_tokens = 0
         self.room: int | None = None
-        """Requests that the queue takes before it refuses; None: all."""
+        """Requests of one choice that the queue takes before it refuses; None: all."""
 
         self.hold = False
         self.streams: list[FakeStream] = []
@@ -164,9 +168,16 @@ class FakeDoor:
     def submitted(self) -> list[Request]:
         return [stream.request for stream in self.streams]
 
-    def submit(self, request: Request) -> FakeStream:
-        if self.room is not None and len(self.streams) >= self.room:
+    @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(sum(not stream.ended for stream in self.streams), 0)
+
+    def check_room(self, count: int) -> None:
+        if self.room is not None and count > self.room - len(self.streams):
             raise Overloaded("The queue is full.", retry_after=7)
+
+    def submit(self, request: Request) -> FakeStream:
+        self.check_room(request.sampling.n)
         stream = FakeStream(self, request)
         self.streams.append(stream)
         return stream

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from kveik.errors import BadValue, Broken, KveikError, ModelNotFound, NotAuthorized, Overloaded, PromptTooLong, Refused
+from kveik.observe.events import RequestRefused
 from kveik.server.envelope import envelope, error_response
 from tests.server.fakes import FakeDoor, Running, running
 
 CASES: dict[str, tuple[str, str, dict[str, Any], int, str | None, str | None]] = {
     "an unknown path": ("GET", "/v1/nothing", {}, 404, None, None),
-    "an unknown path with a slash": ("GET", "/v1/models/?x=<b>", {}, 404, "model", "model_not_found"),
-    "a path with a slash too many": ("POST", "/v1/completions/", {"json": {"prompt": "a"}}, 404, None, None),
+    "an unknown path with a slash": ("GET", "/v1/models/x/?x=<b>", {}, 404, "model", "model_not_found"),
     "a wrong method": ("GET", "/v1/completions", {}, 405, None, None),
     "another wrong method": ("DELETE", "/v1/models", {}, 405, None, None),
     "an unknown model": ("POST", "/v1/completions", {"json": {"model": "x", "prompt": "a"}}, 404, "model", "model_not_found"),
@@ -53,7 +53,45 @@ def test_every_error_has_the_one_shape_and_repeats_nothing(client: httpx.Client,
 
 
 def test_a_wrong_method_says_which_ones_are_right(client: httpx.Client) -> None:
-    assert client.get("/v1/completions").headers["allow"] == "POST"
+    assert client.get("/v1/completions").headers["allow"] == "OPTIONS, POST"
+    assert client.post("/v1/models").headers["allow"] == "GET, HEAD, OPTIONS"
+
+
+READABLE = ("/", "/status", "/health", "/metrics", "/version", "/docs", "/openapi.json", "/v1/models", "/tokenizer_info")
+
+
+@pytest.mark.parametrize("path", READABLE)
+def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
+    head, whole = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+    assert head.headers["content-type"] == whole.headers["content-type"]
+
+
+def test_options_names_the_methods_without_a_key_and_is_no_failed_key() -> None:
+    refused: list[Refused] = []
+    with running(refused=refused.append, api_key=("key",)) as server, httpx.Client(base_url=server.url) as client:
+        for path, methods in (("/v1/completions", "OPTIONS, POST"), ("/metrics", "GET, HEAD, OPTIONS")):
+            answer = client.options(path)
+            assert (answer.status_code, answer.headers["allow"], answer.content) == (204, methods, b"")
+        assert refused == []
+        assert client.post("/v1/completions", json={"prompt": "Hello"}).status_code == 401
+
+
+def test_slashes_too_many_lead_to_the_same_path(client: httpx.Client) -> None:
+    body = {"prompt": "Hello", "max_tokens": 1}
+    for path in ("/v1/completions/", "//v1//completions", "/v1/completions//"):
+        # Whole, because a client takes the first segment of //v1 for a host.
+        assert client.post(f"{str(client.base_url).rstrip('/')}{path}", json=body).status_code == 200
+    assert client.get("/metrics/").status_code == client.get("/v1/models/small/").status_code == 200
+
+
+def test_what_is_not_built_counts_as_unsupported() -> None:
+    refused: list[Refused] = []
+    with running(refused=refused.append) as server, httpx.Client(base_url=server.url) as client:
+        for extra in ({"suffix": "x"}, {"best_of": 2}, {"n_predict": 3}):
+            assert client.post("/v1/completions", json={"prompt": "Hello"} | extra).status_code == 400
+    assert [RequestRefused.because_of(error).reason for error in refused] == ["unsupported"] * 3
 
 
 def test_every_refusal_is_told_with_its_reason_and_probes_are_none() -> None:

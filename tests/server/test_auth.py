@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kveik.config import ServerConfig
 from kveik.errors import BadValue, NotAuthorized, Unreachable
 from kveik.server.auth import OPEN_PATHS, Tenants, tenant_secret
 from tests.server.fakes import running
@@ -59,20 +60,20 @@ def test_a_secret_that_cannot_be_made_is_refused_with_its_path(tmp_path: Path) -
 
 def test_tenants_are_stable_over_restarts_and_differ_by_key_and_secret() -> None:
     once, again, other = (Tenants(("a", "b"), secret) for secret in (b"s" * 32, b"s" * 32, b"t" * 32))
-    assert once.tenant("Bearer a") == again.tenant("Bearer a")
-    assert len({once.tenant("Bearer a"), once.tenant("bearer b"), other.tenant("Bearer a"), b""}) == 4
-    assert len(once.tenant("Bearer a")) == 32
+    assert once.tenant(b"Bearer a") == again.tenant(b"Bearer a")
+    assert len({once.tenant(b"Bearer a"), once.tenant(b"bearer b"), other.tenant(b"Bearer a"), b""}) == 4
+    assert len(once.tenant(b"Bearer a")) == 32
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic YTpi", "Bearer c", "a", "Bearer a b", "Bearer A"])
 def test_everything_but_a_known_bearer_key_is_refused(header: str | None) -> None:
     with pytest.raises(NotAuthorized) as refused:
-        Tenants(("a", "b"), b"s" * 32).tenant(header)
+        Tenants(("a", "b"), b"s" * 32).tenant(header and header.encode())
     assert refused.value.status == 401
 
 
 def test_without_keys_everybody_is_one_tenant() -> None:
-    assert Tenants((), b"").tenant(None) == Tenants((), b"").tenant("Bearer whatever") == b""
+    assert Tenants((), b"").tenant(None) == Tenants((), b"").tenant(b"Bearer whatever") == b""
 
 
 def test_keys_guard_what_generates_and_leave_probes_open() -> None:
@@ -91,6 +92,21 @@ def test_keys_guard_what_generates_and_leave_probes_open() -> None:
         tenants = [request.tenant for request in server.door.submitted]
         assert len(set(tenants)) == 2
         assert all(len(tenant) == 32 for tenant in tenants)
+
+
+def test_keys_outside_ascii_are_compared_as_bytes() -> None:
+    # The last byte of the second is a blank in Latin-1, in which headers are often read.
+    for key in ("clé-β", "voilà"):
+        with running(api_key=(key,)) as server:
+            headers = [(b"authorization", f"Bearer {key}".encode())]
+            assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["s3cret\n", " s3cret", " ", "", "s3\x00cret", "s3\udcffcret", "the same s3cret"])
+def test_keys_that_nobody_can_use_are_refused_by_their_number(key: str) -> None:
+    with pytest.raises(BadValue, match="--api-key number 2") as refused:
+        ServerConfig(api_key=("the same s3cret", key))
+    assert "cret" not in refused.value.message
 
 
 def test_neither_keys_nor_bodies_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:

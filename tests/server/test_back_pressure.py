@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from kveik.engine.stream import RequestStream, TokenEvent
+from kveik.engine.stream import Occupancy, RequestStream, TokenEvent
 from kveik.request.request import Request, TokenLogprob
 from kveik.text.tokenizer import Tokenizer
 from tests.server.fakes import make_state, make_tokenizer, serving
@@ -26,6 +26,13 @@ class EagerDoor:
     made: int = 0
     overrun: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(len(self.threads), 0)
+
+    def check_room(self, count: int) -> None:
+        """There is always room."""
 
     def submit(self, request: Request) -> RequestStream:
         reader = asyncio.get_running_loop()

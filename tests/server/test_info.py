@@ -20,6 +20,7 @@ from kveik.observe.events import TierState
 from kveik.observe.metrics import CONTENT_TYPE
 from kveik.observe.tiers import TierCounts, TierSnapshot
 from kveik.server.auth import Tenants
+from kveik.server.traffic import STATUSES
 from tests.server.fakes import Running, running
 
 
@@ -33,7 +34,7 @@ def test_every_served_name_is_a_model(client: httpx.Client) -> None:
         assert isinstance(card["created"], int)
 
 
-@pytest.mark.parametrize("name", ["nothing", "small/", "org", "x" * 5000])
+@pytest.mark.parametrize("name", ["nothing", "small/x", "org", "x" * 5000])
 def test_an_unknown_model_is_404_with_its_code(client: httpx.Client, name: str) -> None:
     answer = client.get(f"/v1/models/{name}")
     assert answer.status_code == 404
@@ -113,6 +114,28 @@ def test_metrics_are_the_engines_and_the_doors_in_prometheus_text() -> None:
     assert found["kveik:http_calls_open", None] == found["kveik:http_streams_open", None] == 0
     assert found["kveik:http_body_bytes", None] == found["kveik:http_draining", None] == 0
     assert found["kveik:http_body_bytes_max", None] == server.state.bodies.total_bytes
+
+
+def test_every_counter_is_there_at_0_from_the_first_scrape() -> None:
+    with running() as server:
+        text = httpx.get(f"{server.url}/metrics").text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    statuses = {sample.labels["status"]: sample.value for sample in samples if sample.name == "kveik:http_calls_total"}
+    assert statuses == dict.fromkeys(map(str, STATUSES), 0)
+    assert [sample.value for sample in samples if sample.name == "kveik:http_unknown_fields_total"] == [0]
+
+
+def test_tokenizer_info_has_what_remote_tokenizers_ask_for(client: httpx.Client) -> None:
+    told = client.get("/tokenizer_info").json()
+    assert (told["bos_token"], told["eos_token"], told["pad_token"]) == ("<s>", "<end>", None)
+    assert "<|im_start|>" in told["chat_template"]
+    (eos,) = client.post("/tokenize", json={"prompt": told["eos_token"], "add_special_tokens": False}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": [eos]}).json()["prompt"] == told["eos_token"]
+
+
+def test_token_texts_come_on_demand(client: httpx.Client) -> None:
+    body = {"prompt": "Hello world", "add_special_tokens": False, "return_token_strs": True}
+    assert client.post("/tokenize", json=body).json()["token_strs"] == ["Hello", " world"]
 
 
 def test_the_doors_counters_stand_still_while_nobody_asks() -> None:

@@ -308,7 +308,20 @@ def test_a_call_is_queued_as_a_whole_or_not_at_all() -> None:
         server.door.room = 2
         answer = httpx.post(server.url + PATHS[0], json={"prompt": ["a", "b", "c"]})
         assert answer.status_code == 429
-        assert [stream.aborted for stream in server.door.streams] == [True, True]
+        assert server.door.streams == [], "it is judged before its first prompt is queued"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_continuous_usage_stats_put_the_usage_so_far_into_every_chunk(client: httpx.Client, path: str) -> None:
+    ask = {"max_tokens": 5, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    body = ask | ({"prompt": "Hello"} if path == PATHS[0] else {"messages": [{"role": "user", "content": "Hello"}]})
+    lines = client.post(path, json=body).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    assert len(set(counts)) > 2
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {chunks[-1]["usage"]["prompt_tokens"]}
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kveik.server.turnstile import Turnstile
+from kveik.server.app import Turnstile
 
 
 def test_a_crowd_passes_in_order_and_a_few_per_turn() -> None:

@@ -47,9 +47,9 @@ def test_of_a_long_file_the_beginning_is_read_to_the_last_whole_character(
     [
         (None, Unreachable, "cannot be read: No such file or directory. --text is the path of a file, or 'english', or 'code'"),
         (b" \n\t", BadValue, "is empty"),
-        (b"caf\xe9 au lait", BadValue, "is no text in UTF-8: invalid continuation byte at byte 3"),
-        (b"cut off \xf0\x9f", BadValue, "is no text in UTF-8: unexpected end of data at byte 8"),
-        (b"GGUF\x03\x00\x00", BadValue, "is no text in UTF-8: it has a byte 0 at 5"),
+        (b"caf\xe9 au lait", BadValue, "is not text in UTF-8: invalid continuation byte at byte 3"),
+        (b"cut off \xf0\x9f", BadValue, "is not text in UTF-8: unexpected end of data at byte 8"),
+        (b"GGUF\x03\x00\x00", BadValue, "is not text in UTF-8: it has a byte 0 at 5"),
     ],
     ids=["no file", "blank", "latin-1", "half a character", "binary"],
 )

@@ -135,8 +135,11 @@ def _merges_in(model: bytes) -> Iterator[str]:
 
 
 @cache
-def sentencepiece_model(prefix: bool = True) -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece BPE with byte fallback, two control tokens and a user-defined one, trained on PROSE."""
+def sentencepiece_model(prefix: bool = True, runs: int = 0) -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece BPE with byte fallback, two control tokens and a user-defined one, trained on PROSE.
+
+    runs: user-defined runs of 2 spaces up to so many.
+    """
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(PROSE.splitlines() * 20),
@@ -148,26 +151,30 @@ def sentencepiece_model(prefix: bool = True) -> sentencepiece.SentencePieceProce
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=prefix,
-        user_defined_symbols=["<tag>"],
+        user_defined_symbols=["<tag>", *("\u2581" * length for length in range(2, runs + 1))],
         control_symbols=["<turn>"],
         minloglevel=2,
     )
     return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
 
 
-def sentencepiece_metadata(prefix: bool = True, **keys: object) -> dict[str, object]:
+def sentencepiece_metadata(prefix: bool = True, runs: int = 0, **keys: object) -> dict[str, object]:
     """The GGUF keys that a converter writes for `sentencepiece_model`."""
-    model = sentencepiece_model(prefix)
+    model = sentencepiece_model(prefix, runs)
     ids = range(model.get_piece_size())
     types = [
         2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 5 if model.is_unused(i) else 1
         for i in ids
     ]
     types[model.piece_to_id("<tag>")] = 4
+    spaces = {model.piece_to_id("\u2581" * length): " " * length for length in range(2, runs + 1)}
+    for token in spaces:
+        types[token] = 4
     return _with(
         {
             "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in ids],
+            # Converters write such runs with real spaces.
+            "tokenizer.ggml.tokens": [spaces.get(i, model.id_to_piece(i)) for i in ids],
             "tokenizer.ggml.scores": [model.get_score(i) for i in ids],
             "tokenizer.ggml.token_type": types,
             "tokenizer.ggml.bos_token_id": model.bos_id(),

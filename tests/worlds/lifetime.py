@@ -36,6 +36,7 @@ from kveik.observe.metrics import Metrics
 from kveik.observe.tiers import log_tiers
 from kveik.offload.availability import AVAILABLE
 from kveik.offload.carrier import PoolMemory, Transfers
+from kveik.offload.loads import Loads
 from kveik.offload.open_tiers import BelowSetting, open_below
 from kveik.offload.stores.disk import DiskStore
 from kveik.request.request import CacheRetention, Request, SamplingParams
@@ -131,7 +132,7 @@ class Lifetime:
             ),
             schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=128, prefill_chunk_size=64),
         )
-        plan = plan_model(config, spec_of(windows), available_bytes=1 << 30, weight_bytes=0, workspace_bytes=0)
+        plan = plan_model(config, spec_of(windows), available_bytes=1 << 30, weight_bytes=0, workspace_bytes=0, process_bytes=0)
         below = open_below(BelowSetting(config.cache, plan, b"model", "float32", seed, None), self.clock, lambda _: None)
         assert below is not None
         self.below = below
@@ -144,9 +145,10 @@ class Lifetime:
             max_model_len=plan.max_model_len,
             max_chunk=plan.max_chunk,
             eviction=eviction_policy(config.cache, blocks[0], seed),
+            record_facts=True,
         )
-        self.kv_cache.evictor.below = below.directory
-        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), below.costs)
+        loads = Loads(self.kv_cache, below.directory, below.costs)
+        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), loads)
         bus = EventBus()
         facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
         self.metrics = Metrics(facts, lambda: bus.errors, below.mover.snapshots)

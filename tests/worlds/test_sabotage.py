@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from kveik.cache.block_pool import BlockPool
-from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks
 from kveik.cache.keys import KeySpace
 from kveik.cache.kv_cache_manager import KVCacheManager
@@ -35,8 +34,8 @@ def registered_too_early(patch: pytest.MonkeyPatch) -> None:
     """Blocks are registered when room is made for them, before the step that fills them."""
     grow = KVCacheManager.grow
 
-    def grow_and_register(self: KVCacheManager, sequence_id: int, length: int) -> int:
-        room = grow(self, sequence_id, length)
+    def grow_and_register(self: KVCacheManager, sequence_id: int, length: int, now: float) -> int:
+        room = grow(self, sequence_id, length, now)
         seq = self._seqs[sequence_id]
         seq.committed = length
         self._register_whole(seq)
@@ -65,7 +64,7 @@ def window_one_too_short(patch: pytest.MonkeyPatch) -> None:
 
 def stale_index(patch: pytest.MonkeyPatch) -> None:
     """A block that is taken for something else can still be found as what it was."""
-    patch.setattr(GroupBlocks, "take", lambda self, count: self.pool.take(count))
+    patch.setattr(GroupBlocks, "allocate", lambda self, count: self.pool.take(count))
 
 
 def lost_block(patch: pytest.MonkeyPatch) -> None:
@@ -84,7 +83,7 @@ def lost_block(patch: pytest.MonkeyPatch) -> None:
 def written_while_shared(patch: pytest.MonkeyPatch) -> None:
     """A partial hit shares the block instead of copying it."""
 
-    def share(self: KVCacheManager, seq: Any, match: Any) -> tuple[()]:
+    def share(self: KVCacheManager, seq: Any, match: Any, now: float) -> tuple[()]:
         for number, source in enumerate(match.sources):
             self._groups[number].pool.hold(source)
             seq.blocks[number].append(source)
@@ -142,7 +141,7 @@ def executor_reads_ahead(patch: pytest.MonkeyPatch) -> None:
 
 def capacity_not_noted(patch: pytest.MonkeyPatch) -> None:
     """The running batch does not hear of new blocks."""
-    patch.setattr(Scheduler, "_grow", lambda self, sequence, length: self.kv_cache.grow(sequence.id, length))
+    patch.setattr(Scheduler, "_grow", lambda self, sequence, length, now: self.kv_cache.grow(sequence.id, length, now))
 
 
 def stops_not_seen(patch: pytest.MonkeyPatch) -> None:
@@ -247,13 +246,13 @@ def late_write(patch: pytest.MonkeyPatch) -> None:
 
 def spilled_too_late(patch: pytest.MonkeyPatch) -> None:
     """What was given up is copied a step later, when something else stands there."""
-    take, kept = Evictor.take_transfers, []
+    take, kept = Loads.take_transfers, []
 
-    def take_later(self: Evictor) -> list[Any]:
-        kept.append(take(self))
+    def take_later(self: Loads, now: float) -> list[Any]:
+        kept.append(take(self, now))
         return kept[-2] if len(kept) > 1 else []
 
-    patch.setattr(Evictor, "take_transfers", take_later)
+    patch.setattr(Loads, "take_transfers", take_later)
 
 
 def believed_before_it_came(patch: pytest.MonkeyPatch) -> None:
@@ -269,7 +268,7 @@ def load_not_held(patch: pytest.MonkeyPatch) -> None:
     def begin_and_let_go(self: Loader, *arguments: Any) -> Any:
         loading = begin(self, *arguments)
         for fetch, block in zip(loading.fetches, loading.targets, strict=True):
-            self._groups[fetch.group].pool.give_back(block)
+            self._kv_cache._groups[fetch.group].pool.give_back(block)
         return loading
 
     patch.setattr(Loader, "begin", begin_and_let_go)

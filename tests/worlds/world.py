@@ -13,6 +13,7 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup, blocks_at_most
 from kveik.config import ScheduleConfig
 from kveik.offload.cost import Costs, LoadCost, PrefillCost
+from kveik.offload.loads import Loads
 from kveik.offload.manager import OffloadManager
 from kveik.offload.transfer import around_copies
 from kveik.request.request import Request, SamplingParams
@@ -179,11 +180,12 @@ class Run:
             max_chunk=chunk_at_most(world.limits),
             enable_prefix_caching=world.caching,
             eviction=world.eviction,
+            record_facts=world.directory is not None,
         )
-        self.kv_cache.evictor.below = world.directory
         costs = None if world.directory is None else costs_of(world.chance, world.directory)
+        below = Loads(self.kv_cache, world.directory, costs)
         self.scheduler = Scheduler(
-            self.kv_cache, world.limits, world.max_model_len, frozenset({EOS}), costs, proposer=world.proposer
+            self.kv_cache, world.limits, world.max_model_len, frozenset({EOS}), below, proposer=world.proposer
         )
         self.executor = MemoryExecutor(world.groups, world.blocks, self.kv_cache, vocabulary=VOCABULARY, caching=world.caching)
         self.tiers: SimulatedTiers | None = None
@@ -235,7 +237,7 @@ class Run:
         if self.tiers is None:
             copy()
             return
-        before, loads = around_copies(self.kv_cache.evictor.take_transfers())
+        before, loads = around_copies(self.scheduler.below.take_transfers(now))
         self.tiers.carry_out(before, now)
         copy()
         self.tiers.carry_out(loads, now)
@@ -244,7 +246,7 @@ class Run:
         """Somebody hangs up, or an operator empties the cache."""
         chance = self.world.chance
         if self.everybody and chance.random() < 0.05:
-            self.scheduler.abort(chance.choice(self.everybody).id)
+            self.scheduler.abort(chance.choice(self.everybody).id, float(self.steps))
         if chance.random() < 0.02:
             self.kv_cache.reset()
         self.scheduler.check()
@@ -254,7 +256,7 @@ class Run:
         outcome = self.executor.collect(self.scheduler.sequence, lambda _: chance.random() < 0.003)
         # Somebody hangs up while the step runs.
         if not plan.empty and chance.random() < 0.03:
-            assert self.scheduler.abort(chance.choice(plan.sequence_ids))
+            assert self.scheduler.abort(chance.choice(plan.sequence_ids), float(self.steps))
             self.scheduler.check()
         return outcome
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from kveik.model.spec import tensor_shapes
+from kveik.model.tensors import tensor_shapes
 from kveik.model.weights import open_model
 
 

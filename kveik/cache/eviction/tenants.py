@@ -48,12 +48,6 @@ class TenantPolicy:
 
     def __init__(self, grants: Mapping[bytes, Grant], make: Callable[[], EvictionPolicy], *, weighed: bool = False) -> None:
         """`make`: a policy for one party. `weighed`: the store says what its records weigh (`weigh`); else each counts 1."""
-        self.asking: Owner = b""
-        """Who wants room; said before `victims` are asked for."""
-
-        self.gave_up: list[Owner] = []
-        """Whose the latest victims were, one by one."""
-
         self.share = 1.0
         """Of every grant, how much holds: less while the store has less room than grants were measured by."""
 
@@ -194,16 +188,18 @@ class TenantPolicy:
     # Who goes.
 
     def victims(self, count: int, may_go: MayGo, now: float) -> list[Key]:
-        """For whoever is asking; fewer where nobody has to make room for him."""
-        gone, owners = list[Key](), list[Owner]()
-        # One by one: with every record that goes it may be another's turn.
-        while len(gone) < count and (taken := self._next(may_go, now)) is not None:
-            gone.append(taken[0])
-            owners.append(taken[1])
-        self.gave_up = owners
-        return gone
+        """Victims for a tenant without a grant."""
+        return [key for key, _ in self.victims_for(b"", count, may_go, now)]
 
-    def _next(self, may_go: MayGo, now: float) -> tuple[Key, Owner] | None:
+    def victims_for(self, owner: Owner, count: int, may_go: MayGo, now: float) -> list[tuple[Key, Owner]]:
+        """Victims, and their owners, that make room for this owner; fewer where no more must go for it."""
+        victims = list[tuple[Key, Owner]]()
+        # One by one: with every record that goes it may be another's turn.
+        while len(victims) < count and (victim := self._next(owner, may_go, now)) is not None:
+            victims.append(victim)
+        return victims
+
+    def _next(self, owner: Owner, may_go: MayGo, now: float) -> tuple[Key, Owner] | None:
         """The next to go, and whose it is."""
         ranks = [
             (rank, party.number)
@@ -212,7 +208,7 @@ class TenantPolicy:
         ]
         if ranks:
             return self._take(self.parties[min(ranks)[1] - 1], may_go, now)
-        return self._take(self._public, may_go, now) or self._take(self.party(self.asking), may_go, now)
+        return self._take(self._public, may_go, now) or self._take(self.party(owner), may_go, now)
 
     def victim_of(self, owner: Owner, may_go: MayGo, now: float) -> Key | None:
         """What this owner gives up; None where none of its records may go."""

@@ -12,7 +12,7 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Retention, Visit
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
-from tests.cache.eviction.making import always, chain, drawn_chain, victim
+from tests.cache.eviction.making import always, chain, drawn_chain
 from tests.seeds import over_seeds
 
 GRANTS = {b"a": Grant(6), b"b": Grant(4, 8), b"c": Grant(0, 5)}
@@ -69,15 +69,15 @@ class Shared:
         """Judge who had to give something up. What is not known to the policy yet never goes."""
         if len(self.owner) < ROOM:
             return
-        self.policy.asking = tenant
         borrowing = {
             self.known(owner)
             for key, owner in self.owner.items()
             if owner is not None and self.policy.holds(key) and self.granted_amount(owner) > self.reserved(owner)
         }
-        gone = victim(self.policy, self.may_go, self.now)
-        if gone is None:
+        victims = self.policy.victims_for(tenant, 1, self.may_go, self.now)
+        if not victims:
             return
+        [(gone, _)] = victims
         owner = self.owner.pop(gone)
         if owner is not None and self.known(owner) != self.known(tenant):
             assert self.known(owner) in borrowing, "somebody lost what is reserved for him"
@@ -121,9 +121,8 @@ def shared_store(*visits: tuple[bytes, int]) -> TenantPolicy:
 
 
 def victims(policy: TenantPolicy, asking: bytes, count: int) -> list[bytes | None]:
-    policy.asking = asking
-    gone = policy.victims(count, always, 100.0)
-    return [*(key[:1] for key in gone), *[None] * (count - len(gone))]
+    gone = policy.victims_for(asking, count, always, 100.0)
+    return [*(key[:1] for key, _ in gone), *[None] * (count - len(gone))]
 
 
 def test_what_is_borrowed_goes_first_and_then_his_own_who_asks() -> None:
@@ -142,9 +141,7 @@ def test_among_those_who_borrow_the_least_valuable_goes() -> None:
 def test_what_is_everybodys_goes_after_what_is_borrowed() -> None:
     policy = TenantPolicy(GRANTS, LruPolicy)
     policy.used(Visit([b"p", b"d1"], 2, 10, 0.0, 0.0, None, b"d", 1))
-    policy.asking = b"a"
-    assert policy.victims(3, always, 1.0) == [b"d1", b"p"]
-    assert policy.gave_up == [b"", None]
+    assert policy.victims_for(b"a", 3, always, 1.0) == [(b"d1", b""), (b"p", None)]
 
 
 def test_what_is_reserved_and_idle_is_withheld_from_others_alone() -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from kveik.request.request import TokenLogprob
-from kveik.server.limits import LOGPROB_FLOOR
+from kveik.server.call_limits import LOGPROB_FLOOR
 from kveik.text.detokenize import Detokenizer
 from kveik.text.tokenizer import Tokenizer
 

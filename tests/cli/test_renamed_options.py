@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from kveik.cli.foreign import FOREIGN, Foreign, advice_for
 from kveik.cli.main import run
 from kveik.cli.options import every_setting
+from kveik.cli.renamed_options import FOREIGN, Foreign, advice_for
 
-OURS = {flag for name, setting in every_setting().items() if name != "model" for flag in setting.flags.split("/")}
+OURS = {flag for name, setting in every_setting().items() if name != "model" for flag in setting.flags}
 OURS.add("--prompts-file")
 
 
@@ -46,6 +46,7 @@ def test_a_foreign_option_is_a_usage_error_with_the_right_name(
 
 
 def test_an_option_of_nobody_gets_no_advice() -> None:
-    assert advice_for("--brew", ["pull", "--brew", "now"]) is None
-    # What was typed as a value is not what the parser stumbled over.
-    assert advice_for("--brew", ["--brew", "-ngl"]) is None
+    assert advice_for(["--brew", "now"], ()) is None
+    # Behind -- there are no options, and an option of ours is ours whatever else is called so.
+    assert advice_for(["--brew", "--", "-ngl"], ()) is None
+    assert advice_for(["--file", "x"], {"--file"}) is None

@@ -1,12 +1,12 @@
-"""docs/CONFIGURATION.md, written from the settings themselves: `python -m kveik.cli.configuration > docs/CONFIGURATION.md`."""
+"""Writes docs/CONFIGURATION.md from the settings themselves: `python docs/configuration.py > docs/CONFIGURATION.md`."""
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
 
-from kveik.cli.foreign import FOREIGN
 from kveik.cli.options import CACHE, MODEL, SAMPLING, SCHEDULE, SERVER, STREAM
+from kveik.cli.renamed_options import FOREIGN
 from kveik.cli.setting import Setting, Slice, settings_of
 
 _WHERE = (
@@ -69,8 +69,7 @@ def _section(slice_: Slice, where: str) -> str:
 
 
 def _row(setting: Setting) -> str:
-    positional = setting.slice is MODEL and setting.name == "model"
-    name = "`MODEL`, in a file `model`" if positional else f"`{setting.flags}`"
+    name = "`MODEL`, in a file `model`" if setting.positional else f"`{'/'.join(setting.flags)}`"
     default = "" if setting.default_text is None else f"`{setting.default_text}`"
     return f"| {name} | {_cell(setting.kind_text)} | {default} | {_cell(setting.help)} |\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kveik.cli.against import PRESETS, baseline_of
+from kveik.cli.baselines import PRESETS, baseline_of
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.errors import BadValue
 
@@ -48,8 +48,8 @@ def test_another_model_may_be_the_baseline() -> None:
         ("", "--against is empty"),
         (",", "--against is empty"),
         ("fp8", "knows no 'fp8'; it is bf16, file, or settings as name=value"),
-        ("kv-cache-dtyp=int8", "no setting of an engine. Did you mean kv-cache-dtype?"),
-        ("temperature=0", "'temperature', which is no setting of an engine"),
+        ("kv-cache-dtyp=int8", "not a setting of an engine. Did you mean kv-cache-dtype?"),
+        ("temperature=0", "'temperature', which is not a setting of an engine"),
         ("dtype=float64", "sets dtype to 'float64'; it must be: auto | bfloat16 | float32"),
         ("block-size=big", "sets block-size to 'big'; it must be: integer"),
         ("block-size=9", "--block-size is 9; it must be one of"),

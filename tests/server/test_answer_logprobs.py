@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kveik.engine.stream import ChoiceText, TokenEvent
 from kveik.request.request import Request, SamplingParams, TokenLogprob
+from kveik.server.answer_logprobs import Placement, Scored, chat_logprobs, completion_logprobs, prompt_logprobs
+from kveik.server.call_limits import LOGPROB_FLOOR
 from kveik.server.envelope import json_bytes
-from kveik.server.limits import LOGPROB_FLOOR
-from kveik.server.logprobs import Placement, Scored, chat_logprobs, completion_logprobs, prompt_logprobs
 from kveik.text.detokenize import Detokenizer
 from tests.server.fakes import SPECIAL, make_tokenizer
 

@@ -9,9 +9,9 @@ import time
 
 import httpx
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kveik.server import serve, wire
+from kveik.config import ServerConfig
+from kveik.server import http_protocol
 from tests.server.fakes import Running, running
 
 
@@ -58,7 +58,7 @@ def test_a_head_is_refused_once_it_is_too_large(parts: list[bytes]) -> None:
     with running() as server, connect(server) as raw:
         raw.sendall(parts[0])
         # A little more than allowed, so that nothing lies unread when the server closes.
-        for _ in range(wire.MAX_HEAD_BYTES // 1000 + 1):
+        for _ in range(http_protocol.MAX_HEAD_BYTES // 1000 + 1):
             raw.sendall(parts[1])
         received = _until_closed(raw)
     assert received.startswith(b"HTTP/1.1 431 ")
@@ -75,19 +75,19 @@ def test_what_follows_a_chunked_body_is_bounded_too() -> None:
 
 def test_the_parser_never_sees_more_of_a_head_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = 0
-    feed = HttpToolsProtocol.data_received
+    feed = http_protocol.HttpProtocol._feed
 
-    def counting(self: HttpToolsProtocol, data: bytes) -> None:
+    def counting(self: http_protocol.HttpProtocol, data: bytes) -> None:
         nonlocal seen
         seen += len(data)
         feed(self, data)
 
-    monkeypatch.setattr(HttpToolsProtocol, "data_received", counting)
+    monkeypatch.setattr(http_protocol.HttpProtocol, "_feed", counting)
     with running() as server, connect(server) as raw:
         with contextlib.suppress(ConnectionError):
             raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * (8 << 20))
         assert server.until(lambda: not server.server.connections)
-    assert seen <= wire.MAX_HEAD_BYTES
+    assert seen <= http_protocol.MAX_HEAD_BYTES
 
 
 def test_large_bodies_and_heads_within_the_limit_are_read_on_one_connection() -> None:
@@ -108,21 +108,97 @@ def test_a_request_without_exactly_one_host_is_400(hosts: bytes) -> None:
         assert "Host" in json.loads(received.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_over_http_1_0_ends_with_its_connection_and_has_no_chunks(stream: bool) -> None:
+def test_http_1_0_answers_have_a_length_and_go_on_where_the_client_asks_for_it() -> None:
+    body = json.dumps({"prompt": "Hello", "max_tokens": 5}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     with running() as server, connect(server) as raw:
-        body = json.dumps({"prompt": "Hello", "max_tokens": 5, "stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        raw.sendall(head.encode() + body)
+        for _ in range(3):
+            raw.sendall(head.encode() + b"Connection: Keep-Alive\r\n\r\n" + body)
+            told, _, answer = raw.recv(65536).partition(b"\r\n\r\n")
+            assert told.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: keep-alive" in told.lower()
+            assert f"content-length: {len(answer)}".encode() in told.lower()
+        raw.sendall(head.encode() + b"\r\n" + body)
         told, _, answer = _until_closed(raw).partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in told.lower()
-    assert answer.startswith(b"data: {" if stream else b"{")
-    assert answer.endswith(b"data: [DONE]\n\n" if stream else b"}")
+        assert b"connection: close" in told.lower()
+        assert answer.endswith(b"}")
 
 
-def test_a_whole_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "KEEP_ALIVE_SECONDS", 1)
-    with running(stall_seconds=0.2, max_model_len=4096) as server, connect(server) as raw:
+OFFERS = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n",
+    b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n",
+)
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_offer_of_another_protocol_is_declined_and_the_request_answered_once(
+    offer: bytes, late: bool, chunked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"prompt": "Hello", "max_tokens": 5}).encode()
+    length = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(body)
+    sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" + offer + length + b"\r\n\r\n"
+    with running() as server, connect(server) as raw:
+        for part in (head, sent) if late else (head + sent,):
+            raw.sendall(part)
+            time.sleep(0.05 * late)
+        assert raw.recv(65536).startswith(b"HTTP/1.1 200 ")
+        raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close, upgrade\r\nupgrade: h2c\r\n\r\n")
+        assert _until_closed(raw).startswith(b"HTTP/1.1 200 ")
+        assert [request.sampling.max_tokens for request in server.door.submitted] == [5]
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 4294967296", b"transfer-encoding: chunked"])
+@pytest.mark.parametrize("key", ["right", "wrong"])
+def test_a_body_that_goes_on_after_the_answer_is_cut_soon(framing: bytes, key: str) -> None:
+    limit, sent = 64 * 1024, 0
+    piece = b"a" * 65536 if b"length" in framing else b"10000\r\n" + b"a" * 65536 + b"\r\n"
+    with running(max_body_bytes=limit, api_key=("right",)) as server, connect(server) as raw:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+        raw.sendall(head.encode() + framing + b"\r\n\r\n" + piece)
+        if b"chunked" in framing:
+            raw.sendall(piece)
+        assert raw.recv(65536).startswith(b"HTTP/1.1 413 " if key == "right" else b"HTTP/1.1 401 ")
+        with contextlib.suppress(ConnectionError):
+            while sent < 1 << 30:
+                raw.sendall(piece)
+                sent += len(piece)
+        assert server.until(lambda: not server.server.connections)
+    # The limit once more, and what the two kernels hold.
+    assert sent < 32 << 20
+
+
+def test_a_body_that_stops_after_the_answer_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_SECONDS", 0.2)
+    with running(max_body_bytes=2000) as server, connect(server) as raw:
+        raw.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n{")
+        assert raw.recv(65536).startswith(b"HTTP/1.1 413 ")
+        assert _closed(raw)
+
+
+def test_a_body_that_ends_soon_after_the_answer_leaves_the_connection_usable() -> None:
+    with running(max_body_bytes=2000) as server, connect(server) as raw:
+        raw.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2001\r\n\r\n{")
+        assert raw.recv(65536).startswith(b"HTTP/1.1 413 ")
+        raw.sendall(b" " * 2000 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert raw.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_idle_connection_stays_for_the_seconds_that_are_set() -> None:
+    assert ServerConfig().keep_alive_seconds == 75
+    with running(keep_alive_seconds=1.0) as server, connect(server) as raw:
+        for pause in (0.0, 0.5, 0.7):
+            time.sleep(pause)
+            raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert raw.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert _closed(raw)
+
+
+def test_a_whole_answer_that_nobody_reads_is_given_up() -> None:
+    with running(stall_seconds=0.2, keep_alive_seconds=1, max_model_len=4096) as server, connect(server) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = json.dumps({"prompt": "Hello", "n": 128, "max_tokens": 400, "logprobs": 20}).encode()
         head = (

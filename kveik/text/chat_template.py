@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, through the model's own Jinja template. Knows nothing of HTTP or requests.
+"""Chat messages to a prompt, through the model's own Jinja template. Independent of HTTP and requests.
 
 Templates are foreign code: they run in Jinja's immutable sandbox, with the settings they are written for (those of
 transformers' `apply_chat_template`), and what they write is bounded.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2.exceptions import SecurityError
@@ -26,7 +26,7 @@ from kveik.text.messages import normalize_messages
 from kveik.text.tokenizer import Tokenizer, read_json
 
 MAX_RENDERED_CHARACTERS = 32 * 1024 * 1024
-"""What a template may write. Twice the characters of the largest request body."""
+"""Characters that a template may write at most. Twice the characters of the largest request body."""
 
 _MAX_SENTENCE = 300
 _OWN_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
@@ -71,6 +71,14 @@ def _environment(now: Callable[[], datetime]) -> _Sandbox:
     return environment
 
 
+def _compiled(source: str, now: Callable[[], datetime]) -> jinja2.Template:
+    try:
+        return _environment(now).from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        sentence = (error.message or "")[:_MAX_SENTENCE]
+        raise BadValue(f"The chat template is not valid in line {error.lineno}: {sentence}", param="chat_template") from None
+
+
 def _to_json(
     value: object,
     ensure_ascii: bool = False,
@@ -86,6 +94,14 @@ def _raise_exception(message: object) -> None:
     raise _Said(str(message))
 
 
+class TemplateSources(NamedTuple):
+    """Chat templates that a model brings along."""
+
+    default: str
+    tool_use: str | None = None
+    """In place of the default where the request has tools."""
+
+
 class ChatTemplate:
     """A compiled template with the tokens it may name. Immutable to its users; safe to share among threads."""
 
@@ -93,31 +109,31 @@ class ChatTemplate:
         self,
         source: str,
         *,
+        with_tools: str | None = None,
         bos: str = "",
         eos: str = "",
         special: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`special`: further tokens by the name that templates use (unk_token, pad_token). `now` serves `strftime_now`.
+        """`with_tools`: the source in place of `source` where there are tools. `special`: further tokens by the name that
+        templates use (unk_token, pad_token). `now` serves `strftime_now`.
 
-        Raises `BadValue` when the source is no template.
+        Raises `BadValue` when a source is not a template.
         """
-        self.source = source
+        self.source = source + (with_tools or "")
+        """Everything that a prompt's own text may come from."""
+
         self._fixed: dict[str, object] = {**(special or {}), "bos_token": bos, "eos_token": eos}
         self._markers: tuple[Tokenizer, Markers, Markers] | None = None
-        try:
-            self._template = _environment(now).from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            sentence = (error.message or "")[:_MAX_SENTENCE]
-            raise BadValue(
-                f"The chat template is not valid in line {error.lineno}: {sentence}", param="chat_template"
-            ) from None
+        self._template = _compiled(source, now)
+        self._with_tools = self._template if with_tools is None else _compiled(with_tools, now)
 
     @classmethod
-    def for_tokenizer(cls, source: str, tokenizer: Tokenizer, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
+    def for_tokenizer(cls, sources: TemplateSources, tokenizer: Tokenizer) -> ChatTemplate:
         """The template with this tokenizer's bos_token, eos_token, unk_token and pad_token."""
         named = tokenizer.named
-        return cls(source, bos=named.get("bos_token", ""), eos=named.get("eos_token", ""), special=named, now=now)
+        bos, eos = named.get("bos_token", ""), named.get("eos_token", "")
+        return cls(sources.default, with_tools=sources.tool_use, bos=bos, eos=eos, special=named)
 
     def render(
         self,
@@ -169,7 +185,8 @@ class ChatTemplate:
         written: list[str] = []
         room = MAX_RENDERED_CHARACTERS
         try:
-            for part in self._template.generate(context):
+            template = self._with_tools if context["tools"] else self._template
+            for part in template.generate(context):
                 room -= len(part)
                 if room < 0:
                     raise BadValue(
@@ -183,7 +200,7 @@ class ChatTemplate:
         return "".join(written)
 
     def markers(self, tokenizer: Tokenizer) -> tuple[Markers, Markers]:
-        """What the assistant's earlier messages may not write (special tokens), and what nobody else may (tags, too)."""
+        """Markers forbidden in the assistant's earlier messages (special tokens), and in all other text (tags, too)."""
         known = self._markers
         if known is None or known[0] is not tokenizer:
             special = special_markers(tokenizer)
@@ -193,7 +210,7 @@ class ChatTemplate:
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong, without trace, path or input; the template's own sentence where it has one."""
+    """The failure in words, without trace, path or input; the template's own sentence where it has one."""
     if isinstance(error, _Said):
         return str(error)[:_MAX_SENTENCE]
     if isinstance(error, jinja2.UndefinedError | SecurityError):
@@ -243,7 +260,7 @@ def chat_tokens(
 def _check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> None:
     least = None if limit is None else tokenizer.more_than(text, limit)
     if limit is not None and least is not None:
-        raise PromptTooLong(tokens=least, allowed=limit, param="messages", at_least=True)
+        raise PromptTooLong(tokens=least, allowed=limit, prompt_field="messages", at_least=True)
 
 
 def _disarmed(markers: Markers, value: Mapping[str, object], sentinel: str) -> dict[str, object]:
@@ -252,27 +269,35 @@ def _disarmed(markers: Markers, value: Mapping[str, object], sentinel: str) -> d
     return disarmed
 
 
-def chat_template_from_folder(folder: Path) -> str | None:
-    """The template of a model folder: chat_template.jinja, else the one in tokenizer_config.json; None when it has none.
+def chat_template_from_folder(folder: Path) -> TemplateSources | None:
+    """Templates of a model folder; None when it has none. Raises `Unsupported` when none of several is called 'default'.
 
-    Of several named ones the 'default' is taken. Raises `Unsupported` when none of them is called so.
+    The default is chat_template.jinja, and additional_chat_templates/NAME.jinja are named ones; where these files are not, all
+    are in tokenizer_config.json, as one text or as a list of named ones.
     """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
     found = read_json(folder / "tokenizer_config.json").get("chat_template")
+    named: dict[str, object] = {}
     if isinstance(found, str):
-        return found
-    if not isinstance(found, list) or not found:
+        named["default"] = found
+    elif isinstance(found, list):
+        named = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
+    if (path := folder / "chat_template.jinja").is_file():
+        named = {"default": path.read_text("utf-8")}
+    named |= {path.stem: path.read_text("utf-8") for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    return _sources(named)
+
+
+def chat_template_from_gguf(metadata: Mapping[str, object]) -> TemplateSources | None:
+    """Templates inside a GGUF file; None when it has none. Raises as `chat_template_from_folder` does."""
+    prefix = "tokenizer.chat_template"
+    named = {key.removeprefix(f"{prefix}."): value for key, value in metadata.items() if key.startswith(f"{prefix}.")}
+    return _sources({**named, **({"default": metadata[prefix]} if metadata.get(prefix) else {})})
+
+
+def _sources(named: Mapping[str, object]) -> TemplateSources | None:
+    if not named:
         return None
-    named = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
-    default = named.get("default")
+    default, tool_use = named.get("default"), named.get("tool_use")
     if not isinstance(default, str):
         raise Unsupported(f"The model has chat templates {', '.join(named)} but no 'default'; give one with --chat-template.")
-    return default
-
-
-def chat_template_from_gguf(metadata: Mapping[str, object]) -> str | None:
-    """The template inside a GGUF file; None when it has none."""
-    found = metadata.get("tokenizer.chat_template")
-    return found if isinstance(found, str) and found else None
+    return TemplateSources(default, tool_use if isinstance(tool_use, str) else None)

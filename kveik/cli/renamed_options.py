@@ -1,23 +1,24 @@
-"""Options that people know from other servers, and what they are called here.
+"""Options of other servers, and their names here.
 
 Refused by name: a flag that is silently ignored, or taken for another, would cost its user an afternoon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What an option of another server is here."""
+    """An option of another server."""
 
     source: str
-    """Whose name it is."""
+    """The server that has it."""
 
     advice: str
-    """What to write instead, or why there is nothing to write. Every `--name` in it is one of ours; a test looks."""
+    """The option to write instead, or the reason why there is none. Every `--name` in it is one of ours; a test looks."""
 
 
 def _named(source: str, instead: str, *flags: str) -> dict[str, Foreign]:
@@ -92,15 +93,10 @@ FOREIGN: dict[str, Foreign] = {
 }
 
 
-def advice_for(option: str, arguments: Sequence[str]) -> str | None:
-    """What to say when `option` was not understood, or None where it is nobody's name.
-
-    option: what the parser stumbled over. It reads `-ngl 99` as -n, -g and -l and stumbles over -n, so the whole word is looked
-    for among the arguments.
-    """
-    words = [argument.partition("=")[0] for argument in arguments]
-    for word in [word for word in words if word.startswith(option)] + [option]:
-        if word in FOREIGN:
-            found = FOREIGN[word]
-            return f"{word} is {found.source}'s. {found.advice}"
+def advice_for(words: Sequence[str], known: Collection[str]) -> str | None:
+    """Advice on the first word that is an option of another server and not one of `known`; None where there is none."""
+    options = itertools.takewhile(lambda word: word != "--", words)
+    for option in (word.partition("=")[0] for word in options):
+        if option in FOREIGN and option not in known:
+            return f"{option} is {FOREIGN[option].source}'s. {FOREIGN[option].advice}"
     return None

@@ -1,13 +1,14 @@
-"""The baseline that a configuration is held against, from one word: a preset, or settings as name=value."""
+"""Baselines of `kveik evaluate`, each from one word: a preset, or settings as name=value."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from dataclasses import fields, replace
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from kveik.cli.options import ENGINE
-from kveik.cli.setting import Setting, parse_size, settings_of
+from kveik.cli.setting import Setting, settings_of
 from kveik.config import EngineConfig
 from kveik.errors import BadValue
 
@@ -19,7 +20,6 @@ PRESETS: dict[str, dict[str, object]] = {
 themselves: bf16 rounds weights, activations, keys and values to bfloat16, and file keeps all in float32."""
 
 SETTINGS = {setting.name: setting for slice_ in ENGINE for setting in settings_of(slice_)}
-SWITCH = {"on": True, "true": True, "off": False, "false": False}
 
 
 def baseline_of(config: EngineConfig, against: str) -> EngineConfig:
@@ -50,31 +50,17 @@ def _known(name: str) -> Setting:
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         hint = f" Did you mean {near[0].replace('_', '-')}?" if near else ""
-        raise BadValue(f"--against sets '{name[:50]}', which is no setting of an engine.{hint}", param="against")
+        raise BadValue(f"--against sets '{name[:50]}', which is not a setting of an engine.{hint}", param="against")
     return SETTINGS[name]
 
 
 def _value(setting: Setting, text: str) -> object:
-    """What the text means for this setting."""
+    """The value that the text stands for."""
     text = text.strip()
-    try:
-        value = _parsed(setting, text)
-    except (ValueError, BadValue):
-        value = None
-    if value is None:
-        raise BadValue(f"--against sets {setting.flag[2:]} to '{text[:50]}'; it must be: {setting.kind_text}.", param="against")
-    return value
-
-
-def _parsed(setting: Setting, text: str) -> object:
-    """None for what is no value. Raises ValueError or BadValue for what is no number."""
-    if get_origin(setting.kind) is Literal:
-        return text if text in get_args(setting.kind) else None
-    if setting.kind is bool:
-        return SWITCH.get(text.lower())
-    if setting.in_bytes:
-        return parse_size(text)
-    return setting.kind(text) if text else None
+    with contextlib.suppress(BadValue):
+        if text:
+            return setting.parse(text)
+    raise BadValue(f"--against sets {setting.flag[2:]} to '{text[:50]}'; it must be: {setting.kind_text}.", param="against")
 
 
 def _changed(slice_: Any, values: dict[str, object]) -> Any:

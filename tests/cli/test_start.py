@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kveik.cli.interrupts import interruptible
+from kveik.cli.start import interruptible
 
 # The interpreter's own start takes some hundredths of a second, in which no handler of ours can be there; so it tells us.
 START = (
-    "import kveik.cli.interrupts as i; i.end_at_once_on_ctrl_c(); print('set', flush=True); "
-    "from kveik.cli.start import main; main()"
+    "import kveik.cli.start as i; i.end_at_once_on_ctrl_c(); print('set', flush=True); from kveik.cli.start import main; main()"
 )
-LOADED = "import sys, signal, os; import kveik.cli.interrupts as i; i.end_at_once_on_ctrl_c(); {body}"
+LOADED = "import sys, signal, os; import kveik.cli.start as i; i.end_at_once_on_ctrl_c(); {body}"
 
 
 def ended(code: str, *arguments: str, after: float | None = None) -> tuple[int, str]:

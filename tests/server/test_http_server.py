@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -17,7 +16,8 @@ import pytest
 from kveik.config import ServerConfig
 from kveik.errors import Unreachable
 from kveik.server.app import create_app
-from kveik.server.serve import listen, serve
+from kveik.server.http_server import serve
+from kveik.server.sockets import listen
 from tests.server.fakes import FakeDoor, Running, make_state, make_tokenizer, running
 
 ASK = {"prompt": "Hello", "max_tokens": 40, "stream": True}
@@ -35,7 +35,7 @@ def test_a_taken_port_is_refused_with_its_number_and_the_knob() -> None:
 def test_a_host_that_is_not_ours_is_refused_with_the_knob() -> None:
     with pytest.raises(Unreachable, match="--host"):
         listen("no.such.host.invalid", 0)
-    with pytest.raises(Unreachable, match=r"Port 0 on 203\.0\.113\.1"):
+    with pytest.raises(Unreachable, match=r"no address 203\.0\.113\.1 .*--host"):
         listen("203.0.113.1", 0)
 
 
@@ -66,10 +66,9 @@ def test_what_lasts_longer_than_the_drain_is_aborted() -> None:
     answers: list[httpx.Response] = []
     with running(step_seconds=0.1, drain_seconds=0.1) as server:
         thread = asking(server, answers)
-        begun = time.monotonic()
         server.server.stop()
         thread.join(10)
-        assert time.monotonic() - begun < 2
+        assert server.door.streams[0].read_tokens < ASK["max_tokens"], "it did not come to its own end"
     assert len(server.door.aborted) == 1
     assert '"finish_reason":"abort"' in answers[0].text
 
@@ -78,11 +77,10 @@ def test_a_second_stop_does_not_wait() -> None:
     answers: list[httpx.Response] = []
     with running(step_seconds=0.1, drain_seconds=60) as server:
         thread = asking(server, answers)
-        begun = time.monotonic()
         server.server.stop()
         server.server.stop()
         thread.join(10)
-        assert time.monotonic() - begun < 4
+        assert server.door.streams[0].read_tokens < ASK["max_tokens"], "it did not come to its own end"
     assert len(server.door.aborted) == 1
 
 
@@ -90,7 +88,7 @@ def test_a_second_stop_does_not_wait() -> None:
 def test_a_signal_stops_the_process_with_exit_code_0(number: signal.Signals) -> None:
     program = (
         "from tests.server.fakes import *\n"
-        "from kveik.server.serve import serve\n"
+        "from kveik.server.http_server import serve\n"
         "tokenizer = make_tokenizer()\n"
         "state = make_state(FakeDoor(tokenizer), tokenizer)\n"
         "serve(create_app(state), state.config, lambda url: print(url, flush=True))\n"

@@ -8,12 +8,15 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kveik.errors import BadValue, ModelBroken, Unsupported
-from kveik.text.chat import (
+from kveik.text.chat_template import (
     MAX_RENDERED_CHARACTERS,
     ChatTemplate,
+    TemplateSources,
     chat_template_from_folder,
     chat_template_from_gguf,
     chat_tokens,
@@ -86,12 +89,16 @@ def test_rendered_text_equals_transformers(
     catalogue_file: CatalogueFile, name: str, prompted: bool, tools: list[dict[str, object]] | None, dialogue: str
 ) -> None:
     path = catalogue_file(name)
-    source, tokenizer = chat_template_from_gguf(metadata_of(path)), real_tokenizer(path)
-    assert source is not None
+    sources, tokenizer = chat_template_from_gguf(metadata_of(path)), real_tokenizer(path)
+    assert sources is not None
     messages = DIALOGUES[dialogue]
-    ours = ChatTemplate.for_tokenizer(source, tokenizer)
+    ours = ChatTemplate.for_tokenizer(sources, tokenizer)
     (theirs,), _ = render_jinja_template(
-        [as_transformers_takes_them(messages)], tools, chat_template=source, add_generation_prompt=prompted, **tokenizer.named
+        [as_transformers_takes_them(messages)],
+        tools,
+        chat_template=sources.default,
+        add_generation_prompt=prompted,
+        **tokenizer.named,
     )
     assert ours.render(messages, tools=tools, add_generation_prompt=prompted) == theirs
     # Nothing in these messages looks like a marker, so that tokens are those of the text as a whole.
@@ -284,17 +291,68 @@ def test_a_continued_message_may_end_like_a_marker() -> None:
 # Where templates come from.
 
 
-def test_a_folders_template_is_its_own_file_or_the_configs(tmp_path: Path) -> None:
+NAMED = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+PLACES: dict[str, dict[str, object]] = {
+    "a text in the config": {"tokenizer_config.json": {"chat_template": "D"}},
+    "a list in the config": {"tokenizer_config.json": {"chat_template": NAMED}},
+    "files": {"chat_template.jinja": "D", "additional_chat_templates/tool_use.jinja": "T"},
+    "a file over a list in the config": {"tokenizer_config.json": {"chat_template": NAMED}, "chat_template.jinja": "D"},
+    "files over a list in the config": {
+        "tokenizer_config.json": {"chat_template": [{"name": "default", "template": "old"}]},
+        "chat_template.jinja": "D",
+        "additional_chat_templates/tool_use.jinja": "T",
+        "additional_chat_templates/rag.jinja": "R",
+    },
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_template_is_the_one_that_transformers_takes_with_tools_and_without(place: str, tmp_path: Path) -> None:
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    for name, content in PLACES[place].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    sources = chat_template_from_folder(tmp_path)
+    assert sources is not None
+    ours = ChatTemplate(sources.default, with_tools=sources.tool_use)
+    for tools in (None, TOOLS):
+        assert ours.render([{"role": "user", "content": "x"}], tools=tools) == theirs.get_chat_template(None, tools)
+    # transformers takes an empty list for tools, OpenAI's clients mean none.
+    assert ours.render([{"role": "user", "content": "x"}], tools=[]) == "D"
+
+
+def test_a_folder_without_any_template_has_none(tmp_path: Path) -> None:
     assert chat_template_from_folder(tmp_path) is None
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"chat_template": "A"}))
-    assert chat_template_from_folder(tmp_path) == "A"
-    config.write_text(
-        json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": None}))
+    assert chat_template_from_folder(tmp_path) is None
+
+
+def test_a_gguf_file_has_named_templates_too() -> None:
+    default, named = (
+        {"tokenizer.chat_template": "D"},
+        {"tokenizer.chat_template.tool_use": "T", "tokenizer.chat_templates": ["x"]},
     )
-    assert chat_template_from_folder(tmp_path) == "D"
-    (tmp_path / "chat_template.jinja").write_text("J")
-    assert chat_template_from_folder(tmp_path) == "J"
+    assert chat_template_from_gguf(default) == TemplateSources("D")
+    assert chat_template_from_gguf({**default, **named}) == TemplateSources("D", "T")
+    assert chat_template_from_gguf({"tokenizer.chat_templates": []}) is None
+    with pytest.raises(Unsupported, match=r"tool_use.*--chat-template"):
+        chat_template_from_gguf(named)
+
+
+def test_text_from_outside_is_plain_in_either_template() -> None:
+    tokenizer = tokenizer_from_gguf(byte_level_metadata())
+    template = ChatTemplate("D{{ messages[0].content }}", with_tools="T<|start|>{{ messages[0].content }}")
+    for tools, before in ((None, "D"), (TOOLS, "T<|start|>")):
+        tokens = chat_tokens(template, tokenizer, [{"role": "user", "content": "<|start|>"}], tools=tools)
+        assert tokenizer.decode(tokens, skip_special=False) == before + "<|start|>"
+        assert tokens.count(tokenizer.special_id("<|start|>") or -1) == len(before) // 9
+
+
+@pytest.mark.parametrize("broken", [{"source": "{% if %}"}, {"source": "D", "with_tools": "{% if %}"}])
+def test_a_broken_template_is_refused_at_the_start_wherever_it_is_used(broken: dict[str, str]) -> None:
+    with pytest.raises(BadValue, match="not valid in line 1"):
+        ChatTemplate(**broken)
 
 
 def test_a_folder_with_several_templates_and_no_default_is_not_guessed_at(tmp_path: Path) -> None:

@@ -5,87 +5,61 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
 from kveik.config import ServerConfig
-from kveik.errors import Unreachable
+from kveik.server.http_protocol import HttpProtocol
 from kveik.server.openapi import App
+from kveik.server.sockets import BACKLOG, listen
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
-from kveik.server.wire import HttpProtocol
 from kveik.words import counted
-
-if sys.platform != "win32":
-    import resource
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
 FAREWELL_SECONDS = 5
 """How long aborted calls have for their last words before their connections are cut."""
-
-KEEP_ALIVE_SECONDS = 5
-"""How long a connection may stay idle between two calls."""
 
 _POLL_SECONDS = 0.02
 
 
-def serve(app: App, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+def serve(
+    app: App, config: ServerConfig, on_ready: Callable[[str], None], sockets: Sequence[socket.socket] | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal aborts what still runs.
 
-    `on_ready` gets the address once connections are taken. Blocks; call it in the main thread, where signals arrive.
+    `on_ready` gets the address once connections are answered. `sockets`: taken before, else the configuration's are
+    taken now. Blocks; call it in the main thread, where signals arrive.
 
     Raises:
         Unreachable: the port cannot be had.
     """
     _allow_many_connections()
-    HttpServer(app, config, on_ready).run()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the system choose.
-
-    Raises:
-        Unreachable: the address does not exist, or the port is taken or not allowed.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise Unreachable(f"The host {host} cannot be resolved; give an address of this machine with --host.") from error
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise Unreachable(
-            f"Port {port} on {host} cannot be listened on ({error.strerror}); choose another with --port."
-        ) from error
-    sock.setblocking(False)
-    return sock
+    HttpServer(app, config, on_ready, sockets).run()
 
 
 def _allow_many_connections() -> None:
     # Every connection is an open file, and the usual soft limit of 1024 is less than the queue holds.
-    if sys.platform != "win32":
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # macOS calls its limit infinite and then refuses it.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS calls its limit infinite and then refuses it.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class HttpServer:
     """One server and its stop. `run` blocks; `stop` may come from any thread, any number of times."""
 
-    def __init__(self, app: App, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, app: App, config: ServerConfig, on_ready: Callable[[str], None], sockets: Sequence[socket.socket] | None = None
+    ) -> None:
         self._app = app
+        self._sockets = sockets
         self._config = config
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,10 +74,12 @@ class HttpServer:
         Raises:
             Unreachable: the port cannot be had.
         """
-        sock = listen(self._config.host, self._config.port)
-        self._uvicorn = server = _Uvicorn(_uvicorn_config(self._app, self._config.stall_seconds))
-        with contextlib.closing(sock), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(self._main(server, sock))
+        sockets = self._sockets or listen(self._config.host, self._config.port)
+        self._uvicorn = server = _Uvicorn(_uvicorn_config(self._app, self._config))
+        with contextlib.ExitStack() as closing, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            for sock in sockets:
+                closing.enter_context(sock)
+            runner.run(self._main(server, sockets))
 
     @property
     def connections(self) -> int:
@@ -123,15 +99,15 @@ class HttpServer:
         if self._stops > 1:
             self._hurry.set()
 
-    async def _main(self, server: uvicorn.Server, sock: socket.socket) -> None:
+    async def _main(self, server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
         self._loop = asyncio.get_running_loop()
         with _signals(self._loop, self._on_stop):
-            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            serving = asyncio.create_task(server.serve(sockets=list(sockets)))
             # Should it ever end by itself, we must not wait for a signal.
             serving.add_done_callback(lambda _: self._stop.set())
             while not server.started and not serving.done():
                 await asyncio.sleep(_POLL_SECONDS)
-            self._on_ready(_url(self._config.host, sock))
+            self._on_ready(_url(self._config.host, sockets[0]))
             await self._stop.wait()
             await self._drain()
             server.should_exit = True
@@ -164,9 +140,10 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: App, stall: float) -> uvicorn.Config:
+def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
     class Protocol(HttpProtocol):
-        stall_seconds = stall
+        stall_seconds = config.stall_seconds
+        linger_bytes = config.max_body_bytes
 
     return uvicorn.Config(
         app,
@@ -179,7 +156,7 @@ def _uvicorn_config(app: App, stall: float) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=config.keep_alive_seconds,  # type: ignore[arg-type]  # only ever given to call_later
         timeout_graceful_shutdown=FAREWELL_SECONDS,
     )
 
