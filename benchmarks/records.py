@@ -79,10 +79,10 @@ def loaded_logits(model: str, encoding: Literal["int8", "raw"], texts: Sequence[
         transfers.parts.mover.drain(llm.loaded.engine.clock.now() + 60)
     found = []
     for text in texts:
-        before = transfers.parts.mover.state("ram").counts.records_read
+        before = transfers.parts.mover.snapshot("ram").counts.records_loaded
         found.append(logits_of(llm, text, LOADED))
         assert llm.cached_tokens_last() == LOADED
-        assert transfers.parts.mover.state("ram").counts.records_read - before >= LOADED // 16, "a record was not loaded"
+        assert transfers.parts.mover.snapshot("ram").counts.records_loaded - before >= LOADED // 16, "a record was not loaded"
     llm.close()
     return found
 

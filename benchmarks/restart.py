@@ -60,7 +60,7 @@ def asked(llm: LLM, prompt: Sequence[int]) -> Turn:
 def read_seconds(folder: Path, memory: memoryview) -> tuple[float, int]:
     """Of all records' files, and their bytes."""
     size, began = 0, time.perf_counter()
-    for file in sorted(folder.glob("records-*")):
+    for file in sorted(folder.rglob("records-*")):
         with file.open("rb", buffering=0) as source:
             while count := source.readinto(memory[size:]):
                 size += count

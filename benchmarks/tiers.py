@@ -24,7 +24,7 @@ from benchmarks.command import parser_of, run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.clock import SystemClock
-from kveik.offload.breaker import BreakerLimits
+from kveik.offload.availability import BreakerLimits
 from kveik.offload.counts import Loaded
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore
@@ -40,7 +40,7 @@ ROWS = LAYERS * 2 * KV_HEADS * SLOTS
 BLOCK_BYTES = ROWS * HEAD_DIM * 2
 CAPACITY = 1 << 30
 ROUNDS = 7
-PATIENT = BreakerLimits(seconds=1e9)
+PATIENT = BreakerLimits(timeout=1e9)
 """A machine that is busy with other things must not open a breaker."""
 
 CODECS: dict[str, Codec] = {"raw": Raw(BLOCK_BYTES), "int8": Int8Rows(ROWS, HEAD_DIM, torch.bfloat16)}
@@ -188,7 +188,7 @@ def spill_microseconds(blocks: Sequence[memoryview]) -> float:
     mover = Mover([tier], clock)
     took = []
     for _ in range(ROUNDS):
-        took.append(seconds_of(lambda: [mover.spill("ram", key, block) for key, block in zip(KEYS, blocks, strict=False)]))
+        took.append(seconds_of(lambda: [mover.store("ram", key, block) for key, block in zip(KEYS, blocks, strict=False)]))
         while mover.step():
             pass
     mover.close()

@@ -18,13 +18,10 @@ from kveik.clock import SystemClock
 from kveik.measure.trace_replay import ReplayFigures, ReplaySetting, read_trace
 from kveik.measure.trace_replay import replay as replay_once
 from kveik.offload.stores.disk import DiskStore
-from kveik.offload.stores.disk_clear import clear_folder
-from kveik.offload.stores.disk_left import check_left, is_cleared, store_at
+from kveik.offload.stores.disk_folder import KV_FOLDER
+from kveik.offload.stores.disk_offline import clear_folder, is_empty, store_at
 from kveik.offload.stores.store import verify as verify_store
 from kveik.words import counted
-
-OTHERS_NAMED = 5
-"""Files of others that are named when a folder is cleared."""
 
 
 def replay(
@@ -64,10 +61,10 @@ def replay(
 
 def ls(path: Path) -> None:
     """Prints the records of a folder by layer group."""
-    if _is_cleared(path):
+    if is_empty(path / KV_FOLDER):
         show("0 records")
         return
-    with _store(path, read_only=True) as store:
+    with _store(path / KV_FOLDER, read_only=True) as store:
         groups: dict[int, list[int]] = {}
         for key, size in store.contents():
             groups.setdefault(key.group, []).append(size)
@@ -78,10 +75,10 @@ def ls(path: Path) -> None:
 
 def verify(path: Path, forget: bool) -> int:
     """Reads and checks every record. Returns 1 where one would not be used."""
-    if _is_cleared(path):
+    if is_empty(path / KV_FOLDER):
         show("0 records")
         return 0
-    with _store(path, read_only=not forget) as store:
+    with _store(path / KV_FOLDER, read_only=not forget) as store:
         report = verify_store(store, forget=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
     removed = f"; {report.removed:,} removed" if forget else ""
@@ -94,20 +91,12 @@ def verify(path: Path, forget: bool) -> int:
 
 
 def clear(path: Path) -> None:
-    """Removes what servers have written to a folder."""
-    cleared = clear_folder(path, SystemClock())
+    """Removes everything from a store's folder."""
+    cleared = clear_folder(path / KV_FOLDER, SystemClock())
     if cleared.records is None:
         show(f"{counted(cleared.bytes, 'byte', ',')} freed; the records in them could not be counted")
     else:
         show(f"{counted(cleared.records, 'record', ',')} removed, {counted(cleared.bytes, 'byte', ',')} freed")
-    if cleared.others:
-        names = ", ".join(cleared.others[:OTHERS_NAMED]) + (", …" if len(cleared.others) > OTHERS_NAMED else "")
-        say(f"not kveik's, so left: {names}")
-
-
-def _is_cleared(folder: Path) -> bool:
-    check_left(folder)
-    return is_cleared(folder)
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ docs/CACHE.md says how a trace is made of logged prompts. Rates are of CPU time;
         ),
     ),
     "cache clear": Command(
-        """Remove all that servers of any version have written to a --kv-disk folder, damaged or not, and nothing else.
+        """Remove everything from the folder kveik-kv in a --kv-disk folder, damaged or not.
 
   kveik cache clear ~/kv
 

@@ -12,7 +12,7 @@ from kveik.cli.options import Settings
 from kveik.cli.start import say
 from kveik.config import EngineConfig, ModelConfig, ServerConfig
 from kveik.engine.build import LoadedEngine, open_engine
-from kveik.engine.cache_stats import CacheStats, cache_stats, reset_cache, tier_status
+from kveik.engine.cache_stats import CacheStats, cache_stats, reset_cache, tier_snapshots
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import can_keep, learnt_path, load_learnt, save_learnt
 from kveik.engine.loop import EngineLoop
@@ -82,7 +82,7 @@ def _state(
         metrics=loaded.metrics.exposition,
         counts=lambda: _counts(loop, loaded.engine.scheduler),
         prompt_tokens=lambda: loaded.metrics.prompt_tokens,
-        tiers=lambda: tier_status(loaded.engine),
+        tiers=lambda: tier_snapshots(loaded.engine),
         facts={"type of the arithmetic": loaded.dtype_name, "type of keys and values": loaded.kv_dtype_name},
         fingerprint=f"kveik-{loaded.fingerprint.hex()[:16]}",
         alive=lambda: loop.alive,

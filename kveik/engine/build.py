@@ -17,7 +17,6 @@ from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
-from kveik.engine.cache_stats import tier_facts
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy
 from kveik.engine.executor import ModelExecutor
@@ -37,7 +36,7 @@ from kveik.model.spec import ModelSpec
 from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
-from kveik.observe.tier_log import log_tiers
+from kveik.observe.tiers import log_tiers
 from kveik.offload.carrier import BelowParts, PoolMemory, Transfers
 from kveik.offload.loads import Loads
 from kveik.offload.open_tiers import BelowSetting, check_below, open_below
@@ -266,9 +265,9 @@ def _join(
         planned_bytes=memory.planned_bytes,
         tiers=() if below is None else tuple(store.name for store in below.stores),
     )
-    metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below), resident_bytes)
+    metrics = Metrics(facts, lambda: bus.errors, lambda: [] if below is None else below.mover.snapshots(), resident_bytes)
     bus.subscribe(metrics.listen)
-    bus.subscribe(partial(log_tiers, titles={} if below is None else below.mover.titles))
+    bus.subscribe(partial(log_tiers, places={} if below is None else below.mover.places))
     transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock, bus.publish)
     recorder = Recorder(bus, scheduler)
     # A gauge that appears with the first request only looks as if something had been wrong before it.

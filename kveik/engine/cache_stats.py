@@ -1,4 +1,4 @@
-"""What the cache holds and has done, told to whoever asks: gauges, the route that tells and the one that forgets."""
+"""Contents and totals of pool and tiers, for /cache/stats, and the reset of both."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from dataclasses import dataclass
 
 from kveik.cache.group import GroupUsage
 from kveik.engine.engine import Engine
-from kveik.observe.tier_log import hindered
-from kveik.observe.tiers import TierFacts
-from kveik.offload.breaker import BreakerState
+from kveik.observe.tiers import TierSnapshot
 from kveik.offload.carrier import BelowParts
-from kveik.offload.mover import TierState
-from kveik.offload.stores.record import Miss, Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Tokens of prompts for which the cache was asked, and those found, in the pool or by loading; since the start."""
+    """Tokens of prompts looked up in the cache, and those found, in the pool or by loading; since the start."""
 
     asked: int
     found: int
@@ -25,7 +21,7 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What pool and tiers hold and have done. Its fields are those of the answer in JSON."""
+    """Contents and totals of pool and tiers. Its fields are those of the answer in JSON."""
 
     pool: tuple[GroupUsage, ...]
     """Blocks of each layer group."""
@@ -34,62 +30,16 @@ class CacheStats:
     loads_waiting: int
     """Loads for which requests wait."""
 
-    tiers: tuple[TierFacts, ...]
+    tiers: tuple[TierSnapshot, ...]
     """From the nearest to the pool down."""
 
     known: Mapping[str, int]
-    """Contents that the directory counts, per tier."""
+    """Contents that the offload manager counts, per tier."""
 
 
-def tier_facts(parts: BelowParts | None) -> list[TierFacts]:
-    """From any thread."""
-    return [] if parts is None else [_facts(parts.mover.state(store.name)) for store in parts.stores]
-
-
-def _facts(state: TierState) -> TierFacts:
-    counts = state.counts
-    return TierFacts(
-        name=state.name,
-        capacity_bytes=state.capacity_bytes,
-        room_bytes=state.room_bytes,
-        bytes_used=state.bytes_used,
-        records=state.records,
-        trouble=state.trouble,
-        open_for_reading=state.reading is not BreakerState.OPEN,
-        open_for_writing=state.writing is not BreakerState.OPEN,
-        spills_waiting_bytes=state.spills_waiting_bytes,
-        staging_bytes=state.staging_bytes,
-        records_loaded=counts.records_read,
-        bytes_loaded=counts.bytes_read,
-        seconds_loading=counts.seconds_reading,
-        records_spilled=counts.records_written,
-        bytes_spilled=counts.bytes_written,
-        seconds_spilling=counts.seconds_writing,
-        records_deleted=counts.records_deleted,
-        misses={str(reason): counts.misses[reason] for reason in Miss},
-        refusals={str(reason): counts.refusals[reason] for reason in Refusal},
-        errors=counts.errors,
-    )
-
-
-def tier_status(engine: Engine) -> list[dict[str, object]]:
-    """Of each tier what people want to see at a glance. From any thread."""
-    if engine.transfers is None:
-        return []
-    mover, found = engine.transfers.parts.mover, list[dict[str, object]]()
-    for facts in tier_facts(engine.transfers.parts):
-        hindrances = mover.hindrances(facts.name)
-        found.append(
-            {
-                "name": facts.name,
-                "capacity_bytes": facts.capacity_bytes,
-                "bytes_used": facts.bytes_used,
-                "records": facts.records,
-                "left_alone": not hindrances.keys().isdisjoint({"reading", "writing"}),
-                "trouble": hindered(hindrances) or None,
-            }
-        )
-    return found
+def tier_snapshots(engine: Engine) -> list[TierSnapshot]:
+    """Each tier at this moment, from the nearest to the pool down. From any thread."""
+    return [] if engine.transfers is None else engine.transfers.parts.mover.snapshots()
 
 
 def cache_stats(engine: Engine) -> CacheStats:
@@ -100,18 +50,18 @@ def cache_stats(engine: Engine) -> CacheStats:
         pool=tuple(scheduler.kv_cache.usage),
         prompt_tokens=PromptTokens(scheduler.prefix_queries, scheduler.prefix_hits),
         loads_waiting=scheduler.below.loading,
-        tiers=tuple(tier_facts(parts)),
+        tiers=tuple(tier_snapshots(engine)),
         known=_known(parts),
     )
 
 
 def _known(parts: BelowParts | None) -> dict[str, int]:
-    """Contents of which the directory knows, per tier."""
+    """Contents that the offload manager counts, per tier."""
     return {} if parts is None else {tier.spec.name: len(tier) for tier in parts.directory.tiers}
 
 
 def reset_cache(engine: Engine) -> None:
-    """Forget all contents that nobody holds, in the pool and in every tier that is ours alone."""
+    """Forget all contents that no request uses, in the pool and in every tier that is not shared."""
     scheduler = engine.scheduler
     scheduler.kv_cache.reset()
     engine.recorder.idled()

@@ -16,6 +16,7 @@ from kveik.engine.record import Recorder
 from kveik.engine.stream import TokenEvent
 from kveik.errors import NonFiniteLogits, Overloaded, StepFailed
 from kveik.offload.carrier import Transfers
+from kveik.offload.mailbox import Mailbox
 from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
 from kveik.schedule.plan import PromptLogprobs, Settled, StepOutcome, StepPlan
@@ -70,6 +71,9 @@ class Engine:
         self.clock = clock
         self.recorder = recorder
         self.transfers = transfers
+        self.mailbox = Mailbox() if transfers is None else transfers.parts.mailbox
+        """Where the step thread sleeps."""
+
         self._stalled = False
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(seed)

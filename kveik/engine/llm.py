@@ -144,8 +144,8 @@ class LLM:
         engine = self.loaded.engine
         report = engine.step()
         engine.learn()
-        if engine.pause and engine.transfers is not None:
-            engine.transfers.wake.wait(engine.pause)
+        if pause := engine.pause:
+            engine.mailbox.wait(pause)
         for sequence_id, cached in report.admitted:
             answering, choice = self._answering[sequence_id]
             if choice == 0:

@@ -21,6 +21,7 @@ from kveik.config import StreamConfig
 from kveik.engine.engine import Engine, StepReport
 from kveik.engine.stream import Occupancy, RequestStream, TokenEvent
 from kveik.errors import BadValue, EngineStopped, Overloaded
+from kveik.offload.mailbox import Nudge
 from kveik.request.request import Request
 from kveik.text.tokenizer import Tokenizer
 from kveik.words import counted
@@ -52,11 +53,6 @@ class Call:
     answer: Future[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Nudge:
-    """A tier has something to tell."""
-
-
 Message = Nudge | Submit | Abort | Call
 Fault = type[EngineStopped] | None
 """Why everybody is ended: None, because we stop."""
@@ -70,7 +66,7 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._config = config
         self._max_waiting = max_waiting
-        self._mailbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._mailbox = engine.mailbox
         self._lock = threading.Lock()
         self._unplaced = 0
         self._draining = False
@@ -81,7 +77,6 @@ class EngineLoop:
         """stream -> choice -> sequence id; the same facts the other way round."""
         self._woken: set[RequestStream] = set()
         self._idle_check_due = 0.0
-        self._nudged = False
         self._thread = threading.Thread(target=self._run, name="kveik-step", daemon=True)
 
     # Any thread.
@@ -105,15 +100,7 @@ class EngineLoop:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        if self._engine.transfers is not None:
-            self._engine.transfers.wake.listener = self._nudge
         self._thread.start()
-
-    def _nudge(self) -> None:
-        # One in the mailbox is enough, and two do no harm.
-        if not self._nudged:
-            self._nudged = True
-            self._mailbox.put(Nudge())
 
     def submit(self, request: Request) -> RequestStream:
         """Queue a request. Call it from a running event loop, which will be the stream's reader.
@@ -209,16 +196,19 @@ class EngineLoop:
                 self._handle(self._mailbox.get(timeout=pause))
         while True:
             try:
-                self._handle(self._mailbox.get_nowait())
+                self._handle(self._mailbox.get(timeout=0))
             except queue.Empty:
                 return
 
     def _wait_for_mail(self) -> Message | None:
+        message: Message | None = Nudge()
         try:
-            return self._mailbox.get(timeout=1.0)
+            message = self._mailbox.get(timeout=1.0)
         except queue.Empty:
             self._check_when_idle()
-            return Nudge() if self._engine.unsettled else self._mailbox.get()
+            if not self._engine.unsettled:
+                message = self._mailbox.get()
+        return message
 
     def _check_when_idle(self) -> None:
         now = time.monotonic()
@@ -228,8 +218,6 @@ class EngineLoop:
 
     def _handle(self, message: Message | None) -> None:
         match message:
-            case Nudge():
-                self._nudged = False
             case Submit(stream):
                 self._place(stream)
             case Abort(stream, choice):
@@ -289,7 +277,7 @@ class EngineLoop:
     def _end_all(self, fault: Fault) -> None:
         while True:
             try:
-                message = self._mailbox.get_nowait()
+                message = self._mailbox.get(timeout=0)
             except queue.Empty:
                 break
             if isinstance(message, Submit):

@@ -19,7 +19,7 @@ from kveik.machine.allocator import resident_bytes
 from kveik.machine.limits import ThreadPlan, bf16_support, cpu_threads, memory_available
 from kveik.model.spec import ModelSpec
 from kveik.model.tensors import tensor_shapes
-from kveik.offload.staging import STAGING_BYTES
+from kveik.offload.writer import STAGING_BYTES
 from kveik.words import counted
 
 ROOT = Path("/")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal, get_args
 
 from kveik.errors import (
@@ -249,29 +250,42 @@ class StreamOverrun:
     request_id: str
 
 
+class TierState(StrEnum):
+    """State of a tier below the pool."""
+
+    AVAILABLE = "available"
+    """Records are read and written."""
+
+    DEGRADED = "degraded"
+    """Records are read; writing is stopped or limited."""
+
+    UNAVAILABLE = "unavailable"
+    """Nothing is read."""
+
+
 @dataclass(frozen=True, slots=True)
-class TierChanged:
-    """Something of a tier below the pool cannot be used any more, or can again. Seldom enough for a log: what comes and goes
-    more quickly is told together."""
+class TierStateChanged:
+    """A tier below the pool is in another state. Rare enough for a log: changes that follow quickly are one event."""
 
     tier: str
-    hindrances: Mapping[str, str]
-    """What is wrong with `reading`, `writing` and the `store`, in words; nothing: all is well."""
+    state: TierState
+    reason: str
+    """Reason in words; empty where it is available"""
 
-    worse: bool
-    """Whether anything is wrong that was not"""
+    seconds: float
+    """Time in the state before"""
 
-    faults: int
-    """How often something went wrong since this was last told"""
+    changes: int
+    """Changes since the event before, this one included"""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsDamaged:
-    """Records of a tier are not what was written there. At most once a minute for each tier, but for the end."""
+    """Records of a tier are not what was written there. At most once a minute for each tier, except at the end."""
 
     tier: str
     records: int
-    """Since this was last told"""
+    """Records since the event before"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +320,7 @@ Event = (
     | RequestFinished
     | RequestRefused
     | StreamOverrun
-    | TierChanged
+    | TierStateChanged
     | RecordsDamaged
     | TierKept
 )

@@ -36,7 +36,7 @@ from kveik.observe.events import (
     StreamOverrun,
 )
 from kveik.observe.histogram import Histogram
-from kveik.observe.tiers import TierFacts, tier_metrics
+from kveik.observe.tiers import TierSnapshot, tier_metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """Of `Metrics.exposition`."""
@@ -149,7 +149,7 @@ class Metrics(Collector):
         self,
         facts: EngineFacts,
         listener_errors: Callable[[], int] = lambda: 0,
-        tiers: Callable[[], Sequence[TierFacts]] = lambda: (),
+        tiers: Callable[[], Sequence[TierSnapshot]] = lambda: (),
         resident_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """listener_errors: how often a listener of the bus raised, a count that only grows. tiers and resident_bytes: now."""

@@ -2,12 +2,11 @@
 
     scheduler, cache ──transfers──▶ carry_out ──▶ mover's threads ──completions──▶ attend ──▶ directory, loads, costs
 
-On the step thread, but for the waking.
+On the step thread.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +17,18 @@ from torch import Tensor
 from kveik.clock import Clock
 from kveik.observe.events import Event, TierKept
 from kveik.offload.cost import Costs
-from kveik.offload.counts import Loaded, Probed, Spilled
+from kveik.offload.counts import Loaded, Probed, Stored
+from kveik.offload.mailbox import Mailbox
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import Mover
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import Store
-from kveik.offload.tier_watch import TierWatch
 from kveik.offload.transfer import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer, around_copies
 from kveik.schedule.plan import StepPlan
 from kveik.schedule.scheduler import Scheduler
 
 LOST = frozenset({Miss.ABSENT, Miss.TORN, Miss.FOREIGN, Miss.DAMAGED})
 """What is not worth asking for again."""
-
-DAMAGED = LOST - {Miss.ABSENT}
-"""What is there, and not what was written."""
 
 COMPARE_SECONDS = 60.0
 """At least between two comparisons of a store with what is known of it; and so long nothing is offered to a shared one that was
@@ -50,24 +46,6 @@ class PoolMemory:
         return memoryview(self._rows[group][number])
 
 
-class Wake:
-    """Lets somebody sleep until a tier has something to tell."""
-
-    def __init__(self) -> None:
-        self._told = threading.Event()
-        self.listener: Callable[[], None] = lambda: None
-        """Called by the tiers' threads, where sleeping on this is not how one waits."""
-
-    def __call__(self) -> None:
-        self._told.set()
-        self.listener()
-
-    def wait(self, seconds: float) -> None:
-        """At most so long."""
-        self._told.wait(max(seconds, 0.0))
-        self._told.clear()
-
-
 @dataclass(frozen=True, slots=True)
 class BelowParts:
     """What lies below the pool, ready to be joined with an engine."""
@@ -78,7 +56,8 @@ class BelowParts:
     stores: tuple[Store, ...]
     """In the directory's order."""
 
-    wake: Wake
+    mailbox: Mailbox
+    """Mailbox of the step thread, which the tiers' threads nudge."""
 
 
 class Transfers:
@@ -94,14 +73,12 @@ class Transfers:
     ) -> None:
         """`publish` gets what becomes of the tiers, seldom enough for a log."""
         self.parts = parts
-        self.wake = parts.wake
         self._scheduler = scheduler
         self._memory = memory
         self._clock = clock
         self._groups = len(scheduler.kv_cache.usage)
         self._names = [store.name for store in parts.stores]
         self._publish = publish
-        self._watch = TierWatch(self._names, publish)
         self._fetches: dict[int, Mapping[tuple[str, RecordKey], int]] = {}
         """Job -> its fetches' numbers, until the answers have come."""
 
@@ -125,7 +102,7 @@ class Transfers:
         self._take_completions(now)
         for tier, store in zip(self.parts.directory.tiers, self.parts.stores, strict=True):
             if tier.spec.ours:
-                tier.resize(store.room_bytes)
+                tier.resize(store.usable_bytes)
         shared = [number for number, tier in enumerate(self.parts.directory.tiers) if not tier.spec.ours]
         self.parts.directory.closed = frozenset(number for number in shared if self._is_full(number, now))
         for job in below.due(now):
@@ -135,7 +112,7 @@ class Transfers:
                 if key in came:
                     below.arrived(job, number, found=True)
         self._pay_owed()
-        self.parts.mover.look_after()
+        self.parts.mover.check_tiers()
         for number in list(self._cleared):
             if number not in self._unclear and not self._owed[number] and self.parts.mover.give_back(self._names[number]):
                 self._cleared.remove(number)
@@ -143,7 +120,7 @@ class Transfers:
     @property
     def unsettled(self) -> bool:
         """Whether there may be something to tell of a tier soon, or to do there, though none has anything to say."""
-        return self._watch.unsettled or self.parts.mover.busy or self.parts.mover.ailing or bool(self._cleared)
+        return self.parts.mover.unsettled or bool(self._cleared)
 
     def carry_out(self, copy: Callable[[], object] = lambda: None) -> None:
         """All that was decided, in order: after every plan, before anything is written into the pool.
@@ -182,7 +159,7 @@ class Transfers:
         deadline = self._clock.now() + seconds
         in_time, budget = mover.drain(deadline), 0
         self._pay_owed()
-        written = [mover.state(name).counts.records_written for name in self._names]
+        written = [mover.snapshot(name).counts.records_stored for name in self._names]
         orders = self._scheduler.below.take_transfers(self._clock.now())
         directory.retire(self._scheduler.kv_cache.cached_contents(), self._clock.now())
         orders += directory.take_transfers()
@@ -194,7 +171,7 @@ class Transfers:
                 budget = (budget or min(mover.room(name) for name in self._names)) - 1
             self._carry_out(one)
         in_time = mover.drain(deadline) and in_time
-        self._look(self._clock.now(), last=True)
+        self._publish_events(last=True)
         mover.stop()
         wanted = Counter(one.target for one in orders if isinstance(one, Spill))
         for number, tier in enumerate(directory.tiers):
@@ -204,8 +181,8 @@ class Transfers:
 
     def _tell_kept(self, name: str, wanted: int, written: int, late: float | None) -> None:
         """`written`: before the end, at which so many more were wanted."""
-        state = self.parts.mover.state(name)
-        new = state.counts.records_written - written
+        state = self.parts.mover.snapshot(name)
+        new = state.counts.records_stored - written
         self._publish(TierKept(name, state.records, state.bytes_used, new, max(wanted - new, 0), late))
 
     def _carry_out(self, one: Transfer) -> None:
@@ -233,7 +210,7 @@ class Transfers:
         key, directory, target = RecordKey(order.group, order.key), self.parts.directory, self._names[order.target]
         if order.source is None:
             assert order.block is not None
-            refusal = self.parts.mover.spill(target, key, self._memory.block(order.group, order.block))
+            refusal = self.parts.mover.store(target, key, self._memory.block(order.group, order.block))
             if refusal is not None:
                 directory.failed(order.target, order.key, order.group)
         elif not self.parts.mover.move(self._names[order.source], [key], target):
@@ -269,8 +246,8 @@ class Transfers:
     def _take_completions(self, now: float) -> None:
         for one in self.parts.mover.completions():
             match one:
-                case Spilled():
-                    self._spilled(one)
+                case Stored():
+                    self._stored(one)
                 case Loaded():
                     self._loaded(one)
                 case Probed():
@@ -282,13 +259,13 @@ class Transfers:
             for sample in self.parts.mover.samples(name):
                 if not sample.writing:
                     self.parts.costs.tiers[name].observe(sample.bytes, sample.seconds, now)
-        self._look(now)
+        self._publish_events()
 
-    def _look(self, now: float, *, last: bool = False) -> None:
-        for name in self._names:
-            self._watch.look(name, self.parts.mover.hindrances(name), now, last=last)
+    def _publish_events(self, *, last: bool = False) -> None:
+        for event in self.parts.mover.events(last=last):
+            self._publish(event)
 
-    def _spilled(self, one: Spilled) -> None:
+    def _stored(self, one: Stored) -> None:
         tier, directory = self._names.index(one.tier), self.parts.directory
         if one.refusal is not None:
             directory.failed(tier, one.key.block, one.key.group)
@@ -314,10 +291,9 @@ class Transfers:
     def _is_full(self, tier: int, now: float) -> bool:
         """Whether a tier in which we make no room by deleting would refuse what it is offered, or did so a moment ago."""
         store, largest = self.parts.stores[tier], max(self.parts.directory.tiers[tier].spec.record_bytes)
-        return store.bytes_used + largest > store.room_bytes or now < self._compared[tier] + COMPARE_SECONDS
+        return store.bytes_used + largest > store.usable_bytes or now < self._compared[tier] + COMPARE_SECONDS
 
     def _loaded(self, one: Loaded) -> None:
-        self._watch.count_damaged(one.tier, sum(miss in DAMAGED for miss in one.misses))
         numbers = self._fetches[one.job]
         for key, miss in zip(one.keys, one.misses, strict=True):
             number = numbers[one.tier, key]

@@ -1,19 +1,23 @@
-"""What a tier has done so far, counted where it happens and read from anywhere; and how the threads tell what has ended."""
+"""Completions of a tier's threads, and the totals and samples that they count."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+from kveik.observe.tiers import TierCounts
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 
 SAMPLES_KEPT = 256
 
+DAMAGED = frozenset({Miss.TORN, Miss.FOREIGN, Miss.DAMAGED})
+"""Misses of records that are there, and not what was written."""
+
 
 @dataclass(frozen=True, slots=True)
-class Spilled:
+class Stored:
     """A block was stored below the pool, or was not."""
 
     tier: str
@@ -23,7 +27,7 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A load has ended. What has no miss was verified and lies in the pool's memory, all of it."""
+    """A load has ended. Every record without a miss was verified and lies in the pool's memory."""
 
     tier: str
     job: int
@@ -32,15 +36,15 @@ class Loaded:
     """Per key."""
 
     bytes: int
-    """Of the records that were loaded."""
+    """Bytes of the records that were loaded."""
 
     seconds: float
-    """That the store took, from its first record to its last; 0 where it was not asked."""
+    """Time of the store, from its first record to its last; 0 where it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Which of these a tier has, as far as it could say."""
+    """A probe has ended: true for each record that the tier has."""
 
     tier: str
     job: int
@@ -50,17 +54,17 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A store elsewhere has been asked how it is."""
+    """A remote store has been checked."""
 
     tier: str
 
 
-Completion = Spilled | Loaded | Probed | Checked
+Completion = Stored | Loaded | Probed | Checked
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one batch took, for those who learn what a tier costs."""
+    """Time of one batch, from which the costs of a tier are learnt."""
 
     writing: bool
     records: int
@@ -68,48 +72,45 @@ class Sample:
     seconds: float
 
 
-@dataclass(slots=True)
-class Counts:
-    """Totals since start."""
-
-    records_read: int = 0
-    bytes_read: int = 0
-    seconds_reading: float = 0.0
-    records_written: int = 0
-    bytes_written: int = 0
-    seconds_writing: float = 0.0
-    records_deleted: int = 0
-    misses: Counter[Miss] = field(default_factory=Counter)
-    refusals: Counter[Refusal] = field(default_factory=Counter)
-    errors: int = 0
-    """Exceptions of a store that should have been answers."""
-
-
 class Tally:
-    """One tier's totals and latest samples."""
+    """One tier's totals and latest samples, counted by its threads and read from any."""
 
     def __init__(self) -> None:
-        self._counts = Counts()
+        self._counts = TierCounts(
+            records_loaded=0,
+            bytes_loaded=0,
+            seconds_loading=0.0,
+            records_stored=0,
+            bytes_stored=0,
+            seconds_storing=0.0,
+            records_deleted=0,
+            misses={str(one): 0 for one in Miss},
+            refusals={str(one): 0 for one in Refusal},
+            errors=0,
+        )
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self._lock = threading.Lock()
+        self.records_damaged = 0
+        """Records that were there and not what was written."""
 
-    def read(self, records: int, size: int, seconds: float, misses: Iterable[Miss]) -> None:
-        """A batch was read."""
+    def loaded(self, records: int, size: int, seconds: float, misses: Collection[Miss]) -> None:
+        """A load has ended."""
         with self._lock:
-            self._counts.records_read += records
-            self._counts.bytes_read += size
-            self._counts.seconds_reading += seconds
-            self._counts.misses.update(misses)
+            self._counts.records_loaded += records
+            self._counts.bytes_loaded += size
+            self._counts.seconds_loading += seconds
+            self._counts.misses = _sum(self._counts.misses, misses)
+            self.records_damaged += sum(miss in DAMAGED for miss in misses)
         if records:
             self._samples.append(Sample(False, records, size, seconds))
 
-    def wrote(self, records: int, size: int, seconds: float, refusals: Iterable[Refusal]) -> None:
-        """A batch was written."""
+    def stored(self, records: int, size: int, seconds: float, refusals: Collection[Refusal]) -> None:
+        """A batch was stored, or refused."""
         with self._lock:
-            self._counts.records_written += records
-            self._counts.bytes_written += size
-            self._counts.seconds_writing += seconds
-            self._counts.refusals.update(refusals)
+            self._counts.records_stored += records
+            self._counts.bytes_stored += size
+            self._counts.seconds_storing += seconds
+            self._counts.refusals = _sum(self._counts.refusals, refusals)
         if records:
             self._samples.append(Sample(True, records, size, seconds))
 
@@ -121,14 +122,19 @@ class Tally:
         with self._lock:
             self._counts.errors += 1
 
-    def counts(self) -> Counts:
+    def counts(self) -> TierCounts:
         """A copy."""
         with self._lock:
-            return replace(self._counts, misses=Counter(self._counts.misses), refusals=Counter(self._counts.refusals))
+            return replace(self._counts)
 
     def samples(self) -> list[Sample]:
-        """Those since it was last asked, the latest at most."""
+        """Samples since the last call, the latest at most."""
         found: list[Sample] = []
         while self._samples:
             found.append(self._samples.popleft())
         return found
+
+
+def _sum(totals: Mapping[str, int], reasons: Collection[str]) -> Mapping[str, int]:
+    """New totals: who has a copy of the old ones keeps them as they were."""
+    return {reason: count + sum(one == reason for one in reasons) for reason, count in totals.items()} if reasons else totals

@@ -1,11 +1,11 @@
-"""One load: records on their way into memory of the pool, which can be called off at any moment.
+"""Load of records into blocks of the pool, which can be called off at any moment.
 
     waiting ──begin──▶ copying ──end──▶ loaded
        │    ◀─withdraw──
        └── missed: not there, damaged, late, or called off
 
-A record is read and its checksum is looked at while it is `waiting`, so `copying` is a copy of bytes that are in memory:
-who calls a load off waits for that at most. After `call_off` has returned nothing is written for this load any more.
+A record is read and verified while it is `waiting`, so `copying` is a copy of bytes that are in memory: `call_off` waits for
+that at most. After it has returned nothing is written for this load any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _State(Enum):
 
 
 class Load:
-    """Which records go where, until when, and how far it has come."""
+    """Records, their blocks in the pool, the deadline, and the state of each record."""
 
     def __init__(self, job: int, records: Sequence[tuple[RecordKey, memoryview]], deadline: float) -> None:
         """`records`: keys, and the blocks in the pool that they are for."""
@@ -50,7 +50,7 @@ class Load:
         return tuple(self._misses)
 
     def so_far(self, numbers: range) -> list[Miss | None]:
-        """Per record of these, why it will not come, as far as is known."""
+        """Per record of these, the reason for which it does not come, if one is known."""
         return self._misses[numbers.start : numbers.stop]
 
     def begin(self, at: int, now: float) -> bool:
@@ -63,7 +63,7 @@ class Load:
             return True
 
     def withdraw(self, at: int) -> None:
-        """The copy could not be made at once; the record waits as before, and what was written counts for nothing."""
+        """The copy could not be made at once; the record waits as before, and the bytes written count for nothing."""
         with self._changed:
             assert self._states[at] is _State.COPYING
             self._states[at] = _State.WAITING
@@ -89,7 +89,7 @@ class Load:
                 self._miss(at, why)
 
     def give_up(self, numbers: range) -> None:
-        """The store is done with these: what it has neither brought nor missed has failed."""
+        """The store is done with these: records neither brought nor missed have failed."""
         with self._changed:
             for at in numbers:
                 if self._states[at] in (_State.WAITING, _State.COPYING):
@@ -97,7 +97,7 @@ class Load:
             self._changed.notify_all()
 
     def call_off(self) -> set[RecordKey]:
-        """Nothing is written from now on. The records that had come before."""
+        """Write nothing from now on. Returns the records that had come before."""
         with self._changed:
             self.called_off = True
             self._changed.wait_for(lambda: _State.COPYING not in self._states)

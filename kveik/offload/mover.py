@@ -1,105 +1,84 @@
-"""Moves blocks between the pool and the tiers below it, on two threads per tier: one that reads, one that writes.
+"""Moves blocks between the pool and the tiers below it, on two threads per tier: one reads, one writes.
 
     step thread                                   per tier
-    spill ──copies──▶ staging ──▶ writer: encode, store ─────────┐
-    delete, move ───────────────▶ writer: forget, hand on        ├──▶ completions, which the step thread takes
+    store ──copies──▶ staging ──▶ writer: encode, store ─────────┐
+    delete, move ───────────────▶ writer: delete, hand on        ├──▶ completions, which the step thread takes
     load, probe ────────────────▶ reader: read, verify, copy ────┘
-    cancel: nothing is written to the pool for that job any more
+    cancel: nothing more is written to the pool for that job
 
-Everything that waits is bounded: spills by their staging, loads and deletions by number. What is too much is refused at once
+Everything that waits is bounded: stores by their staging, loads and deletions by number. Work beyond that is refused at once
 and counted. A tier that is slow or broken costs its own threads' time and nobody else's.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from kveik.clock import Clock
-from kveik.offload.breaker import Breaker, BreakerLimits, BreakerState
-from kveik.offload.counts import Checked, Completion, Counts, Loaded, Sample, Tally
+from kveik.observe.events import Event, TierState
+from kveik.observe.tiers import TierSnapshot
+from kveik.offload.availability import BreakerLimits, TierAvailability
+from kveik.offload.counts import Checked, Completion, Loaded, Sample, Tally
 from kveik.offload.load_job import Load
 from kveik.offload.reader import Probe, Reader
-from kveik.offload.staging import Staging
 from kveik.offload.stores.encode import Codec
 from kveik.offload.stores.record import RecordKey, Refusal
 from kveik.offload.stores.store import Reachable, Store
-from kveik.offload.writer import Writer
+from kveik.offload.tier_thread import TierParts
+from kveik.offload.writer import Staging, Writer
 
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""At least between two times that a store elsewhere is asked how it is; a breaker may know that it is worth more patience."""
+"""Least time between two checks of a remote store; a breaker may wait for longer."""
 
 STOP_SECONDS = 5.0
-"""How long `close` waits for a thread that is in the middle of something."""
+"""Time for which `close` waits for a thread that is in the middle of something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedTier:
-    """One store, how its records are made of blocks, and how far it is trusted."""
+    """One store, the codecs of its records, and the limits of its breakers."""
 
     store: Store
     codecs: Sequence[Codec]
     """Per group, of the store's formats."""
 
     staging_bytes: int = 32 << 20
-    """Blocks that may wait to be written."""
+    """Bytes of blocks that may wait to be written."""
 
     limits: BreakerLimits = field(default_factory=BreakerLimits)
 
     place: str = ""
-    """Where the store is, and what named it, for people; without password."""
-
-    @property
-    def title(self) -> str:
-        """For the log."""
-        return f"{self.store.name} ({self.place})" if self.place else self.store.name
+    """Option that names the store and its place, for the log; without password."""
 
 
-@dataclass(frozen=True, slots=True)
-class TierState:
-    """A tier at one moment, for gauges and for the log."""
-
-    name: str
-    capacity_bytes: int
-    room_bytes: int
-    bytes_used: int
-    records: int
-    trouble: str | None
-    reading: BreakerState
-    writing: BreakerState
-    loads_waiting: int
-    """Records."""
-
-    spills_waiting_bytes: int
-    staging_bytes: int
-    counts: Counts
-
-
-class _Lane:
+class _Tier:
     def __init__(self, tier: MovedTier, clock: Clock, tell: Callable[[Completion], None]) -> None:
         store, codecs = tier.store, tier.codecs
         for form, codec in zip(store.formats, codecs, strict=True):
             assert (form.encoding, form.payload_bytes) == (codec.encoding, codec.payload_bytes), "format and codec disagree"
         block = max(max(codec.block_bytes, codec.payload_bytes) for codec in codecs)
+        self.store = store
+        self.place = tier.place
         self.tally = Tally()
         self.staging = Staging(block, tier.staging_bytes)
-        self.reader = Reader(store, codecs, Breaker(tier.limits), self.tally, clock, tell)
-        self.writer = Writer(store, codecs, self.staging, Breaker(tier.limits), self.tally, clock, tell)
-        self.store = store
-        self.title = tier.title
-        self.threads: list[threading.Thread] = []
+        self.availability = TierAvailability(store.name, lambda: store.availability, tier.limits, clock.now())
+        parts = TierParts(store, codecs, self.tally, clock, tell)
+        self.reader = Reader(parts, self.availability.reading)
+        self.writer = Writer(parts, self.availability.writing, self.staging)
         self.check_after = float("-inf")
 
     @property
-    def ailing(self) -> bool:
-        """Whether something is wrong with a store that can be asked how it is."""
-        wrong = self.store.trouble or self.reader.breaker.hindrance or self.writer.breaker.hindrance
-        return wrong is not None and isinstance(self.store, Reachable)
+    def unsettled(self) -> bool:
+        return self.availability.unsettled(self.tally.records_damaged)
+
+    def needs_check(self, now: float) -> bool:
+        """True for a remote store that is not available."""
+        return isinstance(self.store, Reachable) and self.availability.current(now).state is not TierState.AVAILABLE
 
     def check(self, now: float) -> None:
         if isinstance(self.store, Reachable) and now >= self.check_after:
@@ -107,67 +86,102 @@ class _Lane:
             self.reader.check()
             self.writer.check()
 
+    def events(self, now: float, *, last: bool) -> Iterator[Event]:
+        for event in (
+            self.availability.changed(now, last=last),
+            self.availability.damaged(self.tally.records_damaged, now, last=last),
+        ):
+            if event is not None:
+                yield event
+
+    def snapshot(self, now: float) -> TierSnapshot:
+        store, (state, reason) = self.store, self.availability.current(now)
+        return TierSnapshot(
+            name=store.name,
+            state=state,
+            reason=reason,
+            capacity_bytes=store.capacity_bytes,
+            usable_bytes=store.usable_bytes,
+            bytes_used=store.bytes_used,
+            records=store.records,
+            loads_waiting=self.reader.work.weight,
+            stores_waiting_bytes=self.staging.bytes_used,
+            staging_bytes=self.staging.buffers * self.staging.buffer_bytes,
+            counts=self.tally.counts(),
+        )
+
 
 class Mover:
     """All tiers below the pool, in order. Called by the step thread alone.
 
-    `wake` is called when there are completions: by the tiers' threads, and by the caller's where something is refused at once.
+    `wake` is called when there are completions: by the tiers' threads, and by the caller's where work is refused at once.
     """
 
     def __init__(self, tiers: Sequence[MovedTier], clock: Clock, wake: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
         self._wake = wake
         self._completions: SimpleQueue[Completion] = SimpleQueue()
-        self._lanes = {tier.store.name: _Lane(tier, clock, self._tell) for tier in tiers}
+        self._tiers = {tier.store.name: _Tier(tier, clock, self._tell) for tier in tiers}
         self._loads: dict[int, list[Load]] = {}
         self._stopped = False
 
+    @property
+    def _threads(self) -> list[Reader | Writer]:
+        return [thread for tier in self._tiers.values() for thread in (tier.reader, tier.writer)]
+
     def start(self) -> None:
-        """Start the threads. Stores elsewhere are asked how they are, which nobody waits for."""
-        for name, lane in self._lanes.items():
-            lane.check(self._clock.now())
-            for half in (lane.reader, lane.writer):
-                title = f"kveik {name} {type(half).__name__.lower()}"
-                thread = threading.Thread(target=_run, args=(half,), name=title, daemon=True)
-                lane.threads.append(thread)
-                thread.start()
+        """Start the threads. Remote stores are checked; nobody waits for the answer."""
+        for tier in self._tiers.values():
+            tier.check(self._clock.now())
+        for thread in self._threads:
+            thread.start()
 
     def step(self) -> bool:
-        """Without threads: do one thing per half; whether there was any. For tests and simulations."""
-        halves = [half for lane in self._lanes.values() for half in (lane.reader, lane.writer)]
-        return sum(half.step(wait=False) for half in halves) > 0
+        """Without threads: do one thing per direction; False: there was none. For tests and simulations."""
+        return sum(thread.step(wait=False) for thread in self._threads) > 0
+
+    def limit(self, tier: str, limits: BreakerLimits) -> None:
+        """Judge a tier by other limits from now on."""
+        availability = self._tiers[tier].availability
+        availability.reading.limits = availability.writing.limits = limits
 
     @property
-    def ailing(self) -> bool:
-        """Whether `look_after` may have something to do."""
-        return any(lane.ailing for lane in self._lanes.values())
-
-    def look_after(self) -> None:
-        """Stores elsewhere with which something is wrong are asked how they are, so that it is known when they are well."""
+    def unsettled(self) -> bool:
+        """True while there is work, an event to be published, or a remote store to be checked."""
         now = self._clock.now()
-        for lane in self._lanes.values():
-            if lane.ailing:
-                lane.check(now)
+        return self.busy or any(tier.unsettled or tier.needs_check(now) for tier in self._tiers.values())
 
-    def spill(self, tier: str, key: RecordKey, block: memoryview) -> Refusal | None:
-        """Copy a block of the pool, to be stored. None: a `Spilled` will follow. Otherwise that was all."""
-        return self._lanes[tier].writer.spill(key, block)
+    def check_tiers(self) -> None:
+        """Check remote stores that are not available, so that their recovery is noticed."""
+        now = self._clock.now()
+        for tier in self._tiers.values():
+            if tier.needs_check(now):
+                tier.check(now)
+
+    def events(self, *, last: bool = False) -> list[Event]:
+        """Changes of the tiers' states and damaged records, to be published now. `last`: there is no later call."""
+        now = self._clock.now()
+        return [event for tier in self._tiers.values() for event in tier.events(now, last=last)]
+
+    def store(self, tier: str, key: RecordKey, block: memoryview) -> Refusal | None:
+        """Copy a block of the pool, to be stored. None: a `Stored` follows. Otherwise nothing follows."""
+        return self._tiers[tier].writer.write(key, block)
 
     def delete(self, tier: str, keys: Sequence[RecordKey]) -> bool:
-        """Forget records, after what was asked before. False: too much waits; ask again."""
-        return self._lanes[tier].writer.delete(keys)
+        """Delete records, after all work before. False: too much waits; ask again."""
+        return self._tiers[tier].writer.delete(keys)
 
     def clear(self, tier: str) -> bool:
-        """Forget everything there, after what was asked before. False: as above."""
-        return self._lanes[tier].writer.clear()
+        """Delete everything there, after all work before. False: as above."""
+        return self._tiers[tier].writer.clear()
 
     def give_back(self, tier: str) -> bool:
-        """GroupCapacity of forgotten records goes back to the system. False: something is being written still; ask again."""
-        return self._lanes[tier].writer.give_back()
+        """Return the space of deleted records to the system. False: a write is waiting; ask again."""
+        return self._tiers[tier].writer.give_back()
 
     def move(self, tier: str, keys: Sequence[RecordKey], to: str) -> bool:
-        """Delete, and store in another tier what is there: a `Spilled` of that tier follows for each key. False: as above."""
-        return self._lanes[tier].writer.delete(keys, self._lanes[to].writer)
+        """Delete records, and store them in another tier: a `Stored` of that tier follows for each key. False: as above."""
+        return self._tiers[tier].writer.delete(keys, self._tiers[to].writer)
 
     def load(self, tier: str, records: Sequence[tuple[RecordKey, memoryview]], job: int, deadline: float) -> None:
         """Read records into blocks of the pool, which nobody else may use until a `Loaded` follows or `cancel` has returned.
@@ -176,18 +190,18 @@ class Mover:
         """
         load = Load(job, records, deadline)
         self._loads.setdefault(job, []).append(load)
-        self._lanes[tier].reader.put(load)
+        self._tiers[tier].reader.put(load)
 
     def probe(self, tier: str, keys: Sequence[RecordKey], job: int, deadline: float) -> None:
         """Ask which records are there; a `Probed` follows."""
-        self._lanes[tier].reader.put(Probe(job, tuple(keys), deadline))
+        self._tiers[tier].reader.put(Probe(job, tuple(keys), deadline))
 
     def cancel(self, job: int) -> set[RecordKey]:
-        """From now on nothing is written for this job. The records that had come before; each load's answer follows still."""
+        """From now on nothing is written for this job. Returns the records that had come; each load's answer still follows."""
         return {key for load in self._loads.get(job, []) for key in load.call_off()}
 
     def completions(self) -> list[Completion]:
-        """All that has ended since it was last asked, in order."""
+        """Everything that has ended since the last call, in order."""
         found: list[Completion] = []
         while True:
             try:
@@ -200,78 +214,56 @@ class Mover:
         return [one for one in found if not isinstance(one, Checked)]
 
     @property
-    def titles(self) -> dict[str, str]:
-        """Name of each tier -> how the log calls it."""
-        return {name: lane.title for name, lane in self._lanes.items()}
+    def places(self) -> dict[str, str]:
+        """Place of each tier, for the log."""
+        return {name: tier.place for name, tier in self._tiers.items()}
 
     def room(self, tier: str) -> int:
-        """Blocks that can be spilled now without one being dropped."""
-        return self._lanes[tier].staging.free
+        """Blocks that can be stored now without one being dropped."""
+        return self._tiers[tier].staging.free
 
     def samples(self, tier: str) -> list[Sample]:
-        """What batches have taken since it was last asked."""
-        return self._lanes[tier].tally.samples()
+        """Times of batches since the last call."""
+        return self._tiers[tier].tally.samples()
 
-    def state(self, tier: str) -> TierState:
-        """For gauges."""
-        lane, now = self._lanes[tier], self._clock.now()
-        return TierState(
-            name=tier,
-            capacity_bytes=lane.store.capacity_bytes,
-            room_bytes=lane.store.room_bytes,
-            bytes_used=lane.store.bytes_used,
-            records=lane.store.records,
-            trouble=lane.store.trouble,
-            reading=lane.reader.breaker.state(now),
-            writing=lane.writer.breaker.state(now),
-            loads_waiting=lane.reader.work.weight,
-            spills_waiting_bytes=lane.staging.bytes_used,
-            staging_bytes=lane.staging.buffers * lane.staging.buffer_bytes,
-            counts=lane.tally.counts(),
-        )
+    def snapshot(self, tier: str) -> TierSnapshot:
+        """The tier at this moment. From any thread."""
+        return self._tiers[tier].snapshot(self._clock.now())
 
-    def hindrances(self, tier: str) -> dict[str, str]:
-        """What is wrong with `reading`, `writing` and the `store` itself, in words; nothing where all is well."""
-        lane, now = self._lanes[tier], self._clock.now()
-        found = {
-            "reading": lane.reader.hindrance(now),
-            "writing": lane.writer.hindrance(now),
-            "store": lane.store.trouble,
-        }
-        return {part: why for part, why in found.items() if why is not None}
+    def snapshots(self) -> list[TierSnapshot]:
+        """All tiers at this moment, from the nearest to the pool down. From any thread."""
+        return [self.snapshot(name) for name in self._tiers]
 
     @property
     def busy(self) -> bool:
-        """Whether a tier has something to do."""
-        return any(half.work.weight > 0 for lane in self._lanes.values() for half in (lane.reader, lane.writer))
+        """True while a tier has work."""
+        return any(thread.work.weight > 0 for thread in self._threads)
 
     def drain(self, deadline: float) -> bool:
-        """Wait until all that was to be written is, from the upper tier down. False: the deadline came first."""
-        return all(lane.writer.work.wait_until_empty(deadline - self._clock.now()) for lane in self._lanes.values())
+        """Wait until all writes are done, from the upper tier down. False: the deadline came first."""
+        return all(tier.writer.work.wait_until_empty(deadline - self._clock.now()) for tier in self._tiers.values())
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """End the threads, as far as they come back in time. What has not begun is refused, and nothing moves any more."""
+        """End the threads that come back in time. Work that has not begun is refused, and nothing moves any more."""
         if self._stopped:
             return
         self._stopped = True
         for job in list(self._loads):
             self.cancel(job)
-        for lane in self._lanes.values():
-            lane.reader.close()
-            lane.writer.close()
-        for lane in self._lanes.values():
-            for thread in lane.threads:
-                thread.join(seconds)
+        for thread in self._threads:
+            thread.close()
+        for thread in self._threads:
+            thread.join(seconds)
 
     def close(self, seconds: float = STOP_SECONDS) -> None:
         """Stop, and close the stores. A thread that does not come back in time keeps its store open."""
         self.stop(seconds)
-        for lane in self._lanes.values():
-            if any(thread.is_alive() for thread in lane.threads):
-                log.warning("The tier %s does not answer; its store is left as it is.", lane.title)
+        for name, tier in self._tiers.items():
+            if tier.reader.join(0.0) and tier.writer.join(0.0):
+                tier.writer.delete_rest()
+                tier.store.close()
             else:
-                lane.writer.forget_rest()
-                lane.store.close()
+                log.warning("tier does not answer: tier=%s; its store is left open.", name)
 
     def _forget(self, job: int) -> None:
         """Forget the loads of this job whose answers have come."""
@@ -286,14 +278,5 @@ class Mover:
         try:
             self._wake()
         except Exception:
-            # Who listens may be gone when the engine stops; the completion is there for who asks.
-            log.debug("nobody was woken", exc_info=True)
-
-
-def _run(half: Reader | Writer) -> None:
-    while True:
-        try:
-            if not half.step(wait=True):
-                return
-        except Exception:
-            log.exception("A tier's thread goes on after an error of its own.")
+            # The listener may be gone when the engine stops; the completion can be taken all the same.
+            log.debug("wake failed", exc_info=True)

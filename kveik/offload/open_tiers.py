@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -19,13 +18,13 @@ from kveik.engine.eviction import Shares, policy_below
 from kveik.engine.planner import ModelPlan
 from kveik.errors import BadValue
 from kveik.machine.address_space import amount
-from kveik.offload.carrier import BelowParts, Wake
+from kveik.offload.carrier import BelowParts
 from kveik.offload.cost import Costs, LoadCost, PrefillCost
+from kveik.offload.mailbox import Mailbox
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import MovedTier, Mover
-from kveik.offload.staging import STAGING_BYTES
 from kveik.offload.stores.disk import DiskStore, disk_extent
-from kveik.offload.stores.disk_check import check_folder
+from kveik.offload.stores.disk_folder import KV_FOLDER, check_folder
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
 from kveik.offload.stores.ram import RamStore, ram_extent
 from kveik.offload.stores.record import Encoding, RecordFormat
@@ -33,9 +32,8 @@ from kveik.offload.stores.remote import RemoteLimits, RemoteStore, check_address
 from kveik.offload.stores.store import Extent, Store
 from kveik.offload.tier import Tier
 from kveik.offload.tier_spec import TierSpec
+from kveik.offload.writer import STAGING_BYTES
 from kveik.words import counted
-
-log = logging.getLogger(__name__)
 
 LASTING, FOREIGN = frozenset({"disk", "remote"}), frozenset({"remote"})
 """Tiers that outlive the process, and those in which others write too."""
@@ -85,7 +83,7 @@ class TierPlan:
 
     def line(self, block_size: int, found: str = "") -> str:
         """What it holds at most, for the log and `kveik plan`."""
-        blocks, bound = self.extent.room_bytes // sum(self.extent.costs), amount(self.extent.capacity_bytes)
+        blocks, bound = self.extent.usable_bytes // sum(self.extent.costs), amount(self.extent.capacity_bytes)
         return (
             f"tier {self.name}: at most {bound}, {counted(blocks, 'block', ',')} or "
             f"{counted(blocks * block_size, 'token', ',')} stored "
@@ -101,7 +99,7 @@ def check_below(config: CacheConfig, *, only_look: bool = False) -> None:
     if config.kv_remote:
         check_address(config.kv_remote)
     if config.kv_disk:
-        check_folder(_folder(config.kv_disk), only_look=only_look)
+        check_folder(_folder(config.kv_disk) / KV_FOLDER, only_look=only_look)
 
 
 def _folder(text: str) -> Path:
@@ -133,21 +131,19 @@ def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None
 
     Raises Unreachable where another engine has the disk's folder, DoesNotFit, BadValue or Unsupported.
     """
-    wake, plans = Wake(), plan_below(setting)
+    mailbox, plans = Mailbox(), plan_below(setting)
     if not plans:
         return None
     tiers = [_tier(setting.config, plan, clock) for plan in plans]
     for plan, tier in zip(plans, tiers, strict=True):
         report(plan.line(setting.config.block_size, _found(tier.store)))
-        if tier.store.trouble:
-            log.warning("The tier %s does not serve as it should: %s.", tier.title, tier.store.trouble)
     records = [_records(setting, tier) for tier in tiers]
     directory = OffloadManager(setting.plan.spec.groups, setting.config.block_size, records)
     for number, tier in enumerate(tiers):
         if tier.store.name in LASTING - FOREIGN:
             directory.adopt(number, [(key.block, key.group) for key, _ in tier.store.contents()], clock.now())
     costs = Costs(PrefillCost(setting.plan.max_chunk), {tier.store.name: LoadCost(PRIORS[tier.store.name]) for tier in tiers})
-    return BelowParts(directory, costs, Mover(tiers, clock, wake), tuple(tier.store for tier in tiers), wake)
+    return BelowParts(directory, costs, Mover(tiers, clock, mailbox.nudge), tuple(tier.store for tier in tiers), mailbox)
 
 
 def _asked(setting: BelowSetting) -> list[str]:
@@ -183,7 +179,7 @@ def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> MovedTier:
         assert config.kv_disk is not None
         folder = _folder(config.kv_disk)
         place = f"--kv-disk {folder.absolute()}"
-        store = DiskStore(folder, plan.formats, plan.extent.capacity_bytes, clock)
+        store = DiskStore(folder / KV_FOLDER, plan.formats, plan.extent.capacity_bytes, clock)
     else:
         assert config.kv_remote is not None
         limits = RemoteLimits(capacity_bytes=plan.extent.capacity_bytes)
@@ -194,7 +190,7 @@ def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> MovedTier:
 
 def _check_room(setting: BelowSetting, plan: TierPlan) -> None:
     """A tier that never holds anything is not what was asked for. Raises BadValue; the disk's store judges its own bound."""
-    least, room = sum(plan.extent.costs), plan.extent.room_bytes
+    least, room = sum(plan.extent.costs), plan.extent.usable_bytes
     if plan.name == "disk" or room >= least:
         return
     needed = f"one block of every layer group takes {counted(least, 'byte')} there"
@@ -223,7 +219,7 @@ def _records(setting: BelowSetting, tier: MovedTier) -> Tier:
     sizes = tuple(store.cost_bytes(group) for group in range(len(store.formats)))
     spec = TierSpec(
         name=store.name,
-        capacity_bytes=store.room_bytes,
+        capacity_bytes=store.usable_bytes,
         record_bytes=sizes,
         writes=setting.config.write_policy,
         lasts=store.name in LASTING,
@@ -233,7 +229,7 @@ def _records(setting: BelowSetting, tier: MovedTier) -> Tier:
         # Recency knows no worth, so nothing can be said about what is worth writing.
         spec = replace(spec, factor=None)
     chance = random.Random(f"{setting.seed} {store.name}")
-    policy = policy_below(setting.config, store.room_bytes, sizes[lead], chance, setting.shares)
+    policy = policy_below(setting.config, store.usable_bytes, sizes[lead], chance, setting.shares)
     return Tier(spec, policy)
 
 

@@ -1,35 +1,84 @@
-"""What writes to one tier: spills, deletions and moves in the order in which they came, on a thread of its own.
+"""Writing direction of a tier: stores, deletions and moves, in order.
 
-A spill brings a block in a staging buffer. It is encoded here, off the step, and many are stored at once. A move reads from
-this tier what it then deletes, and hands it to the next tier's staging: since everything comes in order, the room that it makes
-is there for what follows.
+A block to be stored comes in a staging buffer. It is encoded here, off the step, and many are stored at once. A move reads from
+this tier the records that it then deletes, and hands them to the next tier's staging: everything goes in order, so the space
+that it frees is there for the stores that follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kveik.clock import Clock
-from kveik.offload.breaker import Breaker
-from kveik.offload.counts import Checked, Completion, Spilled, Tally
-from kveik.offload.staging import Staging
-from kveik.offload.stores.encode import Codec, copy
+from kveik.offload.availability import Breaker
+from kveik.offload.counts import Stored
+from kveik.offload.stores.encode import copy
 from kveik.offload.stores.record import HEADER_BYTES, Encoding, Miss, RecordKey, Refusal
-from kveik.offload.stores.store import Reachable, Store
-from kveik.offload.transfer_queue import WorkQueue
+from kveik.offload.stores.store import Reachable
+from kveik.offload.tier_thread import TierParts, TierThread
 from kveik.words import counted
 
 BATCH_RECORDS, BATCH_BYTES = 16, 16 << 20
-"""Stored at once, at most."""
+"""Most that is stored at once."""
 
-WAITING_MOST = 262_144
+WAITING_MAX = 262_144
 """Keys that may wait for a tier; deletions beyond are refused."""
+
+STAGING_BYTES = 32 << 20
+"""Memory in front of each tier, for blocks that wait to be written."""
+
+_ALIGNED = 64
+
+
+class Staging:
+    """Memory in front of one tier, allocated once: buffers of one size, for a record's header and a block each.
+
+    A block is copied here at once, and its memory in the pool is free again.
+    """
+
+    def __init__(self, block_bytes: int, memory_bytes: int) -> None:
+        """`block_bytes`: of the largest block. At least one buffer, whatever the memory."""
+        self.buffer_bytes = -(-(HEADER_BYTES + block_bytes) // _ALIGNED) * _ALIGNED
+        self.buffers = max(memory_bytes // self.buffer_bytes, 1)
+        self._memory = memoryview(bytearray(self.buffers * self.buffer_bytes))
+        self._free = list(range(self.buffers - 1, -1, -1))
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """Buffers that can be taken."""
+        return len(self._free)
+
+    @property
+    def bytes_used(self) -> int:
+        return len(self._taken) * self.buffer_bytes
+
+    def take(self) -> int | None:
+        """Number of a free buffer; None: there is none."""
+        with self._lock:
+            if not self._free:
+                return None
+            number = self._free.pop()
+            self._taken.add(number)
+            return number
+
+    def give_back(self, number: int) -> None:
+        """Free a buffer, once per `take`."""
+        with self._lock:
+            self._taken.remove(number)
+            self._free.append(number)
+
+    def view(self, number: int, size: int) -> memoryview:
+        """The first bytes of a buffer."""
+        start = number * self.buffer_bytes
+        return self._memory[start : start + size]
 
 
 @dataclass(frozen=True, slots=True)
-class Spill:
-    """Keep the block in this buffer, or the whole record where it is sealed already."""
+class Write:
+    """Store the block in this buffer, or the whole record where it is sealed already."""
 
     key: RecordKey
     buffer: int
@@ -38,7 +87,7 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Forget these, and first hand them on where there is a tier to hand them to."""
+    """Delete these records; where there is another tier, hand them to it first."""
 
     keys: tuple[RecordKey, ...]
     to: Writer | None = None
@@ -46,53 +95,32 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """Forget everything."""
+    """Delete everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """GroupCapacity of what was forgotten goes back to the system."""
+    """Return the space of deleted records to the system."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """How is it?"""
+Work = Write | Deletion | Clearing | GiveBack
 
 
-class Writer:
-    """One tier's writing half."""
+class Writer(TierThread[Work]):
+    """Writes to one tier."""
 
-    def __init__(
-        self,
-        store: Store,
-        codecs: Sequence[Codec],
-        staging: Staging,
-        breaker: Breaker,
-        tally: Tally,
-        clock: Clock,
-        tell: Callable[[Completion], None],
-    ) -> None:
-        self.store = store
-        self.breaker = breaker
+    def __init__(self, parts: TierParts, breaker: Breaker, staging: Staging) -> None:
+        super().__init__(parts, breaker, WAITING_MAX, writing=True)
         self.staging = staging
-        self.work: WorkQueue[Spill | Deletion | Clearing | GiveBack | Check] = WorkQueue(WAITING_MOST)
-        self._formats = store.formats
-        self._codecs = codecs
-        largest = max(one.record_bytes for one in store.formats)
+        largest = max(one.record_bytes for one in self._formats)
         self._at_once = max(min(BATCH_RECORDS, BATCH_BYTES // largest), 1)
-        encoded = any(one.encoding is not Encoding.RAW for one in codecs)
+        encoded = any(one.encoding is not Encoding.RAW for one in self._codecs)
         self._scratch = [memoryview(bytearray(largest)) for _ in range(self._at_once if encoded else 0)]
-        self._tally = tally
-        self._clock = clock
-        self._tell = tell
-        self._since: float | None = None
-        """Since when the store has been at it."""
+        self._undeleted: list[Deletion | Clearing] = []
+        """Deletions that still waited when it was closed."""
 
-        self._unforgotten: list[Deletion | Clearing] = []
-        """What was still to be forgotten when it was closed."""
-
-    def spill(self, key: RecordKey, block: memoryview) -> Refusal | None:
-        """Copy a block of the pool; it may be written again when this returns. What is refused here is not told again."""
+    def write(self, key: RecordKey, block: memoryview) -> Refusal | None:
+        """Copy a block of the pool; it may be written again when this returns. A refusal here is not told again."""
         return self._put(key, block, HEADER_BYTES, sealed=False)
 
     def delete(self, keys: Sequence[RecordKey], to: Writer | None = None) -> bool:
@@ -100,144 +128,91 @@ class Writer:
         return self.work.put(Deletion(tuple(keys), to), len(keys))
 
     def clear(self) -> bool:
-        """Forget everything that was asked to be stored before. False: too much waits."""
+        """Delete everything that was to be stored before. False: too much waits."""
         return self.work.put(Clearing(), 1)
 
     def give_back(self) -> bool:
-        """False: something waits to be written, and what becomes of it may leave room behind; ask again."""
+        """False: a write is waiting and may leave space behind; ask again."""
         return not self.work.weight and self.work.put(GiveBack(), 1)
 
-    def check(self) -> None:
-        """Ask a store elsewhere how it is, where nothing else is asked."""
-        if not self.work.weight and self.breaker.admits(self._clock.now()):
-            self.work.put(Check(), 1)
-
-    def hindrance(self, now: float) -> str | None:
-        """Why nothing is written, in words; None: it is."""
-        since, most = self._since, self.breaker.limits.seconds
-        return f"no answer for {most:g} s" if since is not None and now - since > most else self.breaker.hindrance
-
-    def step(self, *, wait: bool) -> bool:
-        """Do the next, with the spills that follow a spill; False: there was nothing to do, or it is over."""
-        one = self.work.take(wait=wait)
-        if one is None:
-            return False
-        if not isinstance(one, Spill):
-            try:
-                if isinstance(one, Check):
-                    self._check()
-                else:
-                    self._make_room(one)
-            finally:
-                self.work.done(len(one.keys) if isinstance(one, Deletion) else 1)
-            return True
-        spills = [one]
-        while len(spills) < self._at_once and isinstance(more := self.work.take_more(Spill), Spill):
-            spills.append(more)
-        try:
-            self._store(spills)
-        finally:
-            self.work.done(len(spills))
-        return True
-
-    def close(self) -> None:
-        """Refuse what waits, and end."""
-        waiting = self.work.close()
-        self._ended([(one, Refusal.REFUSED) for one in waiting if isinstance(one, Spill)])
-        # What is handed on makes room for what is not written any more.
-        self._unforgotten += [
-            one for one in waiting if isinstance(one, Clearing) or (isinstance(one, Deletion) and one.to is None)
-        ]
-
-    def forget_rest(self) -> None:
-        """Forget what was to be forgotten when it was closed: after its thread has ended, and before its store is closed."""
-        unforgotten, self._unforgotten = self._unforgotten, []
-        if isinstance(self.store, Reachable) and not self.breaker.admits(self._clock.now()):
-            # Elsewhere everything expires by itself, and nobody would answer.
+    def delete_rest(self) -> None:
+        """Do the deletions that waited when it was closed: after its thread has ended, and before its store is closed."""
+        undeleted, self._undeleted = self._undeleted, []
+        if isinstance(self.store, Reachable) and not self._admits():
+            # A remote record expires by itself, and nobody would answer.
             return
-        for one in unforgotten:
-            self._make_room(one)
+        for one in undeleted:
+            self._free_space(one)
+
+    def _do(self, one: Work) -> None:
+        if not isinstance(one, Write):
+            self._free_space(one)
+            return
+        writes = [one]
+        while len(writes) < self._at_once and isinstance(more := self.work.take_more(Write), Write):
+            writes.append(more)
+        self._store(writes)
+
+    def _refuse(self, one: Work) -> None:
+        if isinstance(one, Write):
+            self._ended([one], [Refusal.REFUSED])
+        elif isinstance(one, Clearing) or (isinstance(one, Deletion) and one.to is None):
+            # A move frees space for stores that do not come any more.
+            self._undeleted.append(one)
 
     def _put(self, key: RecordKey, content: memoryview, at: int, *, sealed: bool) -> Refusal | None:
         """Into a buffer from `at` on, and into the queue."""
         refusal: Refusal | None = None
-        if not self.breaker.admits(self._clock.now()):
+        if not self._admits():
             refusal = Refusal.REFUSED
         elif (buffer := self.staging.take()) is None:
             refusal = Refusal.DROPPED
         else:
             copy(content, self.staging.view(buffer, at + len(content))[at:])
-            if not self.work.put(Spill(key, buffer, sealed), 1):
+            if not self.work.put(Write(key, buffer, sealed), 1):
                 self.staging.give_back(buffer)
                 refusal = Refusal.DROPPED
         if refusal is not None:
-            self._tally.wrote(0, 0, 0.0, [refusal])
+            self._tally.stored(0, 0, 0.0, [refusal])
         return refusal
 
-    def _store(self, spills: Sequence[Spill]) -> None:
-        """Encode and store; every buffer goes back, and every spill is told, exactly once."""
-        refusals: Sequence[Refusal | None] = [Refusal.FAILED] * len(spills)
+    def _store(self, writes: Sequence[Write]) -> None:
+        """Encode and store; every buffer goes back, and every write is told, exactly once."""
+        refusals: Sequence[Refusal | None] = [Refusal.FAILED] * len(writes)
         size, seconds = 0, 0.0
-        try:
-            if not self.breaker.admits(start := self._clock.now()):
-                refusals = [Refusal.REFUSED] * len(spills)
-                return
-            self._begin(start)
-            try:
-                records = [(spill.key, self._record(number, spill)) for number, spill in enumerate(spills)]
+        if self._admits():
+            with self._attempt() as attempt:
+                records = [(one.key, self._record(number, one)) for number, one in enumerate(writes)]
                 refusals = _checked(self.store.put_many(records), len(records))
                 size = sum(len(record) for (_, record), refused in zip(records, refusals, strict=True) if refused is None)
-            except Exception:
-                # A store does not raise; one that does has failed, and its thread goes on.
-                self._tally.erred()
-            failed = any(refusal in (Refusal.FAILED, Refusal.REFUSED) for refusal in refusals)
-            seconds = self._finish(start, failed=failed)
-        finally:
-            refused = [refusal for refusal in refusals if refusal is not None]
-            self._tally.wrote(len(spills) - len(refused), size, seconds, refused)
-            self._ended(list(zip(spills, refusals, strict=True)))
+                attempt.failed = any(refusal in (Refusal.FAILED, Refusal.REFUSED) for refusal in refusals)
+            seconds = attempt.seconds
+        else:
+            refusals = [Refusal.REFUSED] * len(writes)
+        refused = [refusal for refusal in refusals if refusal is not None]
+        self._tally.stored(len(writes) - len(refused), size, seconds, refused)
+        self._ended(writes, refusals)
 
-    def _check(self) -> None:
-        if isinstance(self.store, Reachable) and self.breaker.admits(start := self._clock.now()):
-            self._begin(start)
-            failed = True
-            try:
-                failed = not self.store.serves(writing=True)
-            except Exception:
-                self._tally.erred()
-            self._finish(start, failed=failed, check=True)
-            self._tell(Checked(self.store.name))
+    def _ended(self, writes: Sequence[Write], refusals: Sequence[Refusal | None]) -> None:
+        for one, refusal in zip(writes, refusals, strict=True):
+            self.staging.give_back(one.buffer)
+            self._tell(Stored(self.store.name, one.key, refusal))
 
-    def _begin(self, now: float) -> None:
-        self.breaker.begin(now)
-        self._since = now
-
-    def _finish(self, start: float, *, failed: bool, check: bool = False) -> float:
-        now = self._clock.now()
-        self._since = None
-        self.breaker.end(now, now - start, failed=failed, check=check)
-        return now - start
-
-    def _ended(self, spills: Sequence[tuple[Spill, Refusal | None]]) -> None:
-        for spill, refusal in spills:
-            self.staging.give_back(spill.buffer)
-            self._tell(Spilled(self.store.name, spill.key, refusal))
-
-    def _record(self, number: int, spill: Spill) -> memoryview:
+    def _record(self, number: int, one: Write) -> memoryview:
         """The sealed record, in its own buffer where it fits as it is, or in the batch's part of the scratch."""
-        form, codec = self._formats[spill.key.group], self._codecs[spill.key.group]
-        if spill.sealed:
-            return self.staging.view(spill.buffer, form.record_bytes)
-        staged = self.staging.view(spill.buffer, HEADER_BYTES + codec.block_bytes)
+        form, codec = self._formats[one.key.group], self._codecs[one.key.group]
+        if one.sealed:
+            return self.staging.view(one.buffer, form.record_bytes)
+        staged = self.staging.view(one.buffer, HEADER_BYTES + codec.block_bytes)
         if codec.encoding is Encoding.RAW:
             record = staged
         else:
             record = self._scratch[number][: form.record_bytes]
             codec.encode(staged[HEADER_BYTES:], record[HEADER_BYTES:])
-        form.seal(record, spill.key.block)
+        form.seal(record, one.key.block)
         return record
 
-    def _make_room(self, one: Deletion | Clearing | GiveBack) -> None:
+    def _free_space(self, one: Deletion | Clearing | GiveBack) -> None:
         try:
             match one:
                 case GiveBack():
@@ -255,7 +230,7 @@ class Writer:
             self._tally.erred()
 
     def _hand_on(self, keys: Sequence[RecordKey], to: Writer) -> None:
-        """Read, verify, and spill to the next tier. What it does not take, or is not there any more, is told as not stored."""
+        """Read, verify, and store in the next tier. A record that it refuses, or that is gone, is told as not stored."""
         handed: set[int] = set()
         damaged: list[Miss] = []
 
@@ -268,11 +243,11 @@ class Writer:
 
         try:
             misses = self.store.get_many(keys, use, float("inf"))
-            self._tally.read(0, 0, 0.0, [*damaged, *filter(None, misses)])
+            self._tally.loaded(0, 0, 0.0, [*damaged, *filter(None, misses)])
         finally:
             for at, key in enumerate(keys):
                 if at not in handed:
-                    self._tell(Spilled(to.store.name, key, Refusal.DROPPED))
+                    self._tell(Stored(to.store.name, key, Refusal.DROPPED))
 
     def _to_other(self, key: RecordKey, record: memoryview, payload: memoryview, to: Writer) -> Refusal | None:
         if to._formats[key.group] == self._formats[key.group]:

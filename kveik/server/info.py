@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 import importlib.resources
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 from fastapi import APIRouter
@@ -17,6 +16,7 @@ from kveik import __version__
 from kveik.engine.cache_stats import CacheStats
 from kveik.errors import BadValue, EngineStopped, ModelNotFound, NotAuthorized, Overloaded
 from kveik.observe.metrics import CONTENT_TYPE
+from kveik.observe.tiers import TierSnapshot
 from kveik.server.call_limits import MAX_TOKENIZE_TOKENS
 from kveik.server.envelope import error_response, json_response
 from kveik.server.openapi import BODY_ERRORS, errors, takes
@@ -181,10 +181,10 @@ async def status(request: Request) -> Response:
     return json_response(answer)
 
 
-def _tier(tier: Mapping[str, object], state: ServerState) -> dict[str, object]:
-    # Words may name another machine, and where there are keys this answer is for people without one as well.
-    hidden = tier["trouble"] and state.config.api_key
-    return {**tier, "trouble": "it is in trouble; the log and /cache/stats say more" if hidden else tier["trouble"]}
+def _tier(tier: TierSnapshot, state: ServerState) -> dict[str, object]:
+    # A reason may name another machine, and where there are keys this answer is for people without one as well.
+    hidden = tier.reason and state.config.api_key
+    return asdict(replace(tier, reason="see the log or /cache/stats") if hidden else tier)
 
 
 @router.get("/cache/stats", tags=["operation"], response_model=CacheStats, responses=errors(401, 503))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from kveik.observe.tiers import TierSnapshot
 from kveik.request.request import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
@@ -308,18 +309,6 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-class TierStatus(BaseModel):
-    name: str
-    capacity_bytes: int
-    bytes_used: int
-    records: int
-    left_alone: bool
-    """Whether it is not read, or not written, for a while, because it failed or was too slow."""
-
-    trouble: str | None
-    """What is wrong, in words; null: nothing."""
-
-
 class StatusAnswer(BaseModel):
     draining: bool
     facts: dict[str, str]
@@ -327,8 +316,8 @@ class StatusAnswer(BaseModel):
     prompt_tokens: dict[str, int]
     """By where their keys and values came from: computed, cached (in the pool), or a tier's name."""
 
-    tiers: list[TierStatus]
-    """Those below the pool, from the nearest down."""
+    tiers: list[TierSnapshot]
+    """Tiers below the pool, from the nearest down."""
 
 
 class ErrorDetail(BaseModel):

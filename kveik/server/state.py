@@ -15,6 +15,7 @@ from kveik.config import ServerConfig
 from kveik.engine.cache_stats import CacheStats, PromptTokens
 from kveik.engine.stream import Door
 from kveik.errors import Refused
+from kveik.observe.tiers import TierSnapshot
 from kveik.server.body import BodyBudget, Shape, read_body
 from kveik.server.call_limits import THREAD_ABOVE_CHARACTERS, THREADS_FOR_TEXT
 from kveik.server.prompts import Model
@@ -54,8 +55,8 @@ class ServerState:
     prompt_tokens: Callable[[], Mapping[str, int]] = dict
     """Prompt tokens by source, for the page at /."""
 
-    tiers: Callable[[], Sequence[Mapping[str, object]]] = tuple
-    """Tiers below the pool, as `protocol.TierStatus` has them, for the page at /."""
+    tiers: Callable[[], Sequence[TierSnapshot]] = tuple
+    """Tiers below the pool, for the page at /."""
 
     fingerprint: str
     """Digest of weights and settings, for answers (`system_fingerprint`)."""

@@ -37,7 +37,7 @@ class Verdict:
     """What came of judging."""
 
     cached_tokens: int
-    records_read: int
+    records_loaded: int
     failure: str | None = None
 
 

@@ -137,7 +137,7 @@ def go_on(subject: Subject, turns: list[list[Asked]], way: str, folder: Path) ->
         if way != "pool":
             [store] = transfers(llm).parts.stores
             assert read(llm, store.name) > 0
-            assert (transfers(llm).parts.mover.state(store.name).counts.misses[Miss.ABSENT] > 0) == (way == "mixed")
+            assert (transfers(llm).parts.mover.snapshot(store.name).counts.misses[Miss.ABSENT] > 0) == (way == "mixed")
             traffic.check()
         llm.close()
 

@@ -51,7 +51,7 @@ def answered(llm: LLM, who: Who, prompt: list[int], ids: Iterator[int]) -> tuple
         cached = report.admitted[0][1] if report.admitted else cached
         answer += [event.token for _, event in report.events if event.token is not None]
         if engine.pause:
-            transfers(llm).wake.wait(engine.pause)
+            engine.mailbox.wait(engine.pause)
     transfers(llm).parts.mover.drain(engine.clock.now() + 60)
     engine.attend()
     return cached, answer

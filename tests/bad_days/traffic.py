@@ -111,4 +111,4 @@ class Traffic:
         for store in transfers(self.llm).parts.stores:
             assert store.bytes_used <= store.capacity_bytes
             # A store answers whatever happens; it never raises.
-            assert transfers(self.llm).parts.mover.state(store.name).counts.errors == 0
+            assert transfers(self.llm).parts.mover.snapshot(store.name).counts.errors == 0

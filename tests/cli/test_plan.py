@@ -68,19 +68,21 @@ def test_a_folder_in_use_is_planned_for_and_left_as_it_is(
     options = ["--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "64MB"]
     cache = CacheConfig(kv_cache_memory_bytes=16_000_000, kv_disk=options[1], kv_disk_bytes=64_000_000)
     llm = LLM(EngineConfig(model=ModelConfig(model=model, max_model_len=256), cache=cache))
-    before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "kv").iterdir()}
+    before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "kv" / "kveik-kv").iterdir()}
     assert run(["plan", model, *CONTEXT, *POOL, *options]) == 0
     assert "tier disk: at most 61.0 MiB" in capsys.readouterr().out
-    assert {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "kv").iterdir()} == before
+    assert {
+        file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "kv" / "kveik-kv").iterdir()
+    } == before
     llm.close()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--kv-disk", "{}/file"], "is a file, not a folder"),
+        (["--kv-disk", "{}/file"], "cannot be made: Not a directory"),
         (["--kv-disk", "{}/file/kv"], "cannot be made: Not a directory"),
-        (["--kv-disk", "{}/theirs"], "holds files that no kveik server has written (notes"),
+        (["--kv-disk", "{}/theirs"], "cannot be used: it is a file, not a folder"),
         (["--kv-disk", "{}/new", "--kv-disk-bytes", "10000"], "--kv-disk-bytes 10000 is too little"),
         (["--kv-ram-bytes", "100"], "--kv-ram-bytes is 100"),
         (["--hybrid-kv-cache-fraction", "1e-9"], "--hybrid-kv-cache-fraction is 1e-09"),
@@ -94,7 +96,7 @@ def test_what_a_start_refuses_of_tiers_a_plan_refuses_in_the_same_words(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "notes").write_text("mine")
+    (tmp_path / "theirs" / "kveik-kv").write_text("mine")
     before = sorted(path for path in tmp_path.rglob("*"))
     line = [model, *CONTEXT, *POOL, *(option.format(tmp_path) for option in options)]
     assert run(["plan", *line]) == 1

@@ -22,7 +22,7 @@ from kveik.engine.loop import EngineLoop
 from kveik.errors import BadValue, KveikError, Unreachable, Unsupported
 from kveik.observe.events import RequestAdmitted
 from kveik.offload.stores import redis_wire as wire
-from kveik.offload.stores.disk_left import store_at
+from kveik.offload.stores.disk_offline import store_at
 from kveik.offload.stores.record import Miss, RecordKey
 from kveik.offload.stores.store import Direct, Use, verify
 from kveik.request.request import Request, SamplingParams
@@ -144,7 +144,7 @@ def test_a_reset_forgets_what_is_below_as_well_and_gives_its_room_back(model: st
         engine.attend()
         time.sleep(0.01)
     assert ram.bytes_used == 0
-    assert disk.bytes_used == sum(file.stat().st_blocks * 512 for file in folder.iterdir()) <= empty
+    assert disk.bytes_used == sum(file.stat().st_blocks * 512 for file in (folder / "kveik-kv").iterdir()) <= empty
     again = answers(llm, prompts()[:2])
     assert [cached for _, cached in again] == [0, 0]
     llm.close()
@@ -254,7 +254,7 @@ def test_a_server_that_only_loads_sleeps_until_the_tier_wakes_it(model: str, tmp
 
 def damage(folder: Path) -> None:
     """A bit of every page of records."""
-    for file in folder.glob("records-*"):
+    for file in (folder / "kveik-kv").glob("records-*"):
         content = bytearray(file.read_bytes())
         for at in range(500, len(content), 4096):
             content[at] ^= 1
@@ -267,7 +267,7 @@ def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path:
     damage(tmp_path / "disk")
     again = answers(llm, turns_after(fresh))
     assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
-    assert transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED] > 0
+    assert transfers(llm).parts.mover.snapshot("disk").counts.misses[Miss.DAMAGED] > 0
     llm.close()
 
 
@@ -277,10 +277,10 @@ def test_a_record_that_was_found_damaged_is_written_anew_and_not_found_so_again(
     damage(tmp_path / "disk")
     damaged = transfers(llm).parts.stores[0].records
     answers(llm, turns_after(fresh))
-    found = transfers(llm).parts.mover.state("disk").counts.misses[Miss.DAMAGED]
+    found = transfers(llm).parts.mover.snapshot("disk").counts.misses[Miss.DAMAGED]
     answers(llm, prompts())
     llm.close()
-    with contextlib.closing(store_at(tmp_path / "disk", SystemClock(), read_only=True)) as store:
+    with contextlib.closing(store_at(tmp_path / "disk" / "kveik-kv", SystemClock(), read_only=True)) as store:
         left = verify(store).misses[Miss.DAMAGED]
     assert found > len(prompts()) * 5, "a load found one damaged record only"
     assert left <= damaged - found
@@ -346,7 +346,10 @@ def test_tiers_that_cannot_be_are_refused_before_a_model_is_read(
     if kind is Unsupported:
         monkeypatch.setattr(wire, "redis", None)
     with pytest.raises(
-        kind, match="--kv-disk (/proc/kv|is ~nobody-here/kv; there is no such user)" if "kv_disk" in cache else "remote"
+        kind,
+        match="--kv-disk(: the folder /proc/kv/kveik-kv cannot be made| is ~nobody-here/kv; there is no such user)"
+        if "kv_disk" in cache
+        else "remote",
     ):
         opened(model, **cache)
 

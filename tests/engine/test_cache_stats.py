@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kveik.engine.cache_stats import tier_status
+from kveik.engine.cache_stats import tier_snapshots
+from kveik.observe.events import TierState
 from kveik.offload.stores.disk_files import SlotFiles
 from tests.engine.test_below import answers, prompts
 from tests.engine.tiered import metric, opened, transfers
@@ -25,19 +26,13 @@ def test_the_status_of_tiers_is_what_they_hold_and_what_is_wrong(tmp_path: Path,
     for _ in range(2):
         tokens += sum(map(len, prompts()))
         answers(llm, prompts())
-    in_ram, on_disk = tier_status(engine)
+    in_ram, on_disk = tier_snapshots(engine)
     stores = transfers(llm).parts.stores
-    assert in_ram == {
-        "name": "ram",
-        "capacity_bytes": 1 << 20,
-        "bytes_used": stores[0].bytes_used,
-        "records": stores[0].records,
-        "left_alone": False,
-        "trouble": None,
-    }
-    assert (on_disk["capacity_bytes"], on_disk["left_alone"], on_disk["trouble"]) == (1 << 26, False, None)
-    assert on_disk["bytes_used"] == sum(file.stat().st_blocks * 512 for file in folder.iterdir())
-    assert on_disk["records"] == stores[1].records > 0
+    assert (in_ram.name, in_ram.state, in_ram.reason) == ("ram", TierState.AVAILABLE, "")
+    assert (in_ram.capacity_bytes, in_ram.bytes_used, in_ram.records) == (1 << 20, stores[0].bytes_used, stores[0].records)
+    assert (on_disk.capacity_bytes, on_disk.state) == (1 << 26, TierState.AVAILABLE)
+    assert on_disk.bytes_used == sum(file.stat().st_blocks * 512 for file in (folder / "kveik-kv").iterdir())
+    assert on_disk.records == stores[1].records > 0
     sources = llm.loaded.metrics.prompt_tokens
     assert list(sources) == ["computed", "cached", "ram", "disk"]
     assert sum(sources.values()) == tokens
@@ -49,15 +44,15 @@ def test_the_status_of_tiers_is_what_they_hold_and_what_is_wrong(tmp_path: Path,
 
     monkeypatch.setattr(SlotFiles, "write", failing)
     answers(llm, [[9, *prompt] for prompt in prompts()])
-    assert tier_status(engine)[0]["trouble"] is None
-    on_disk = tier_status(engine)[1]
-    assert on_disk["left_alone"] is True
-    assert on_disk["trouble"] == "nothing is written to it: 3 failures in a row; Input/output error"
+    in_ram, on_disk = tier_snapshots(engine)
+    assert in_ram.state is TierState.AVAILABLE
+    assert on_disk.state is TierState.DEGRADED
+    assert on_disk.reason == "writes stopped: 3 failures in a row; Input/output error"
     llm.close()
 
 
 def test_without_tiers_there_is_nothing_to_see(tmp_path: Path) -> None:
     llm = opened(str(save_tiny_llama(tmp_path)))
-    assert tier_status(llm.loaded.engine) == []
+    assert tier_snapshots(llm.loaded.engine) == []
     assert list(llm.loaded.metrics.prompt_tokens) == ["computed", "cached"]
     llm.close()

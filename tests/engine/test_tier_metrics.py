@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from kveik.engine.cache_stats import CacheStats, cache_stats, reset_cache
 from kveik.engine.llm import LLM
+from kveik.observe.events import TierState
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import Miss, Refusal
@@ -80,41 +81,52 @@ def test_a_folder_that_cannot_be_written_is_named_in_the_log(
 ) -> None:
     monkeypatch.setattr(SlotFiles, "write", refuse)
     answer(llm, [*range(1, 100)])
-    told = [one.getMessage() for one in caplog.records if "trouble" in one.getMessage()]
+    told = [one.getMessage() for one in caplog.records if one.getMessage().startswith("tier state: ")]
     assert told
-    assert all(line.startswith(f"The tier disk (--kv-disk {tmp_path}/kv) is in trouble: ") for line in told)
-    assert "File too large" in told[-1]
+    start = f'tier state: tier=disk place="--kv-disk {tmp_path}/kv" state=degraded reason="'
+    assert all(line.startswith(start) and "File too large" in line for line in told)
 
 
 def test_the_log_calls_a_tier_by_its_place_and_never_by_a_password(tmp_path: Path) -> None:
     model, url = save_tiny_llama(tmp_path / "model"), "redis://someone:hidden@127.0.0.1:1/3?client_name=kveik"
     found = opened(str(model), kv_ram_bytes=1 << 20, kv_remote=url)
-    assert transfers(found).parts.mover.titles == {
-        "ram": "ram (--kv-ram-bytes)",
-        "remote": "remote (--kv-remote redis://127.0.0.1:1/3)",
+    assert transfers(found).parts.mover.places == {
+        "ram": "--kv-ram-bytes",
+        "remote": "--kv-remote redis://127.0.0.1:1/3",
     }
     found.close()
     shared = opened(str(model), num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 22, hybrid_kv_cache_fraction=0.5)
-    assert transfers(shared).parts.mover.titles == {"ram": "ram (--hybrid-kv-cache-fraction)"}
+    assert transfers(shared).parts.mover.places == {"ram": "--hybrid-kv-cache-fraction"}
     shared.close()
 
 
-def test_a_store_in_trouble_is_seen_for_as_long_as_it_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 0)
+def state_of(llm: LLM, tier: str) -> str:
+    """State of a tier, of which the metrics show exactly one."""
+    families = text_string_to_metric_families(llm.loaded.metrics.exposition().decode())
+    samples = [one for family in families for one in family.samples if one.name == "kveik:kv_tier_state"]
+    found = {one.labels["state"]: one.value for one in samples if one.labels["tier"] == tier}
+    assert sorted(found) == sorted(TierState)
+    [state] = [name for name, value in found.items() if value]
+    return state
+
+
+def test_a_degraded_store_is_seen_for_as_long_as_it_is_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (state_of(llm, "ram"), state_of(llm, "disk")) == ("available", "available")
+    monkeypatch.setattr("kveik.offload.stores.disk.PAUSE_SECONDS_MOST", 0.02)
     impatient(llm, "disk")
     disk = transfers(llm).parts.stores[1]
     assert isinstance(disk, DiskStore)
     with monkeypatch.context() as broken:
         broken.setattr(SlotFiles, "write", refuse)
         answer(llm, [*range(1, 100)])
-        assert disk.trouble == "File too large"
-        assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 1)
+        assert disk.availability.reason == "File too large"
+        assert (state_of(llm, "ram"), state_of(llm, "disk")) == ("available", "degraded")
         assert metric(llm, "kv_tier_drops_total", "failed") > 0
-    disk._again, deadline = float("-inf"), time.monotonic() + 60
+    deadline = time.monotonic() + 60
     for start in itertools.cycle(range(1, 100)):
         # Its breaker may have opened as well, and admits a try now and then.
         answer(llm, [*range(start, start + 100)])
-        if metric(llm, "kv_tier_trouble", "disk") == 0:
+        if state_of(llm, "disk") == "available":
             break
         assert time.monotonic() < deadline
 
@@ -125,13 +137,13 @@ def test_seconds_of_reading_and_writing_are_counted_for_each_tier(llm: LLM) -> N
     for number in range(1, 9):
         answer(llm, [number] * 300)
     most = llm.loaded.engine.clock.now() - start
-    counts = transfers(llm).parts.mover.state("disk").counts
-    assert metric(llm, "kv_tier_spill_seconds_total", "disk") == counts.seconds_writing
-    assert 0 < counts.seconds_writing < most
+    counts = transfers(llm).parts.mover.snapshot("disk").counts
+    assert metric(llm, "kv_tier_store_seconds_total", "disk") == counts.seconds_storing
+    assert 0 < counts.seconds_storing < most
     read = {name: metric(llm, "kv_tier_load_seconds_total", name) for name in ("ram", "disk")}
     assert 0 < sum(read.values()) < 2 * most
     for name in ("ram", "disk"):
-        assert read[name] == transfers(llm).parts.mover.state(name).counts.seconds_reading
+        assert read[name] == transfers(llm).parts.mover.snapshot(name).counts.seconds_loading
 
 
 def test_what_the_cache_tells_is_what_its_description_says(llm: LLM) -> None:

@@ -51,7 +51,7 @@ def transfers(llm: LLM) -> Transfers:
 
 def read(llm: LLM, tier: str) -> int:
     """Records that came from a tier whole and verified."""
-    return transfers(llm).parts.mover.state(tier).counts.records_read
+    return transfers(llm).parts.mover.snapshot(tier).counts.records_loaded
 
 
 def metric(llm: LLM, name: str, label: str) -> float:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
-from kveik.offload.stores.disk_left import store_at
+from kveik.offload.stores.disk_offline import store_at
 from kveik.offload.stores.encode import Raw
 from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss
@@ -87,7 +88,7 @@ def test_memory_in_ram_goes_back() -> None:
 
 
 def test_files_shrink_to_what_their_records_need(store: DiskStore) -> None:
-    folder = store._plan.folder
+    folder = store.folder
     for group in range(3):
         store.put_many(pairs(range(200), group))
     full = blocks_on_disk(folder)
@@ -99,15 +100,16 @@ def test_files_shrink_to_what_their_records_need(store: DiskStore) -> None:
     assert (folder / "index").stat().st_size < 4096
     assert [read(store, [25, 75, 175], group) for group in range(3)] == [payloads([25, 75, 175], group) for group in range(3)]
     store.close()
-    store._enter(first=True)
-    assert store.records == 12
+    opened = DiskStore(folder, FORMATS, 8 * MIB, StepClock())
+    assert opened.records == 12
+    opened.close()
 
 
 def test_when_all_is_forgotten_the_files_are_empty_on_any_file_system(
     store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kveik.offload.stores.disk_files._fallocate", None)
-    folder = store._plan.folder
+    folder = store.folder
     store.put_many(pairs(range(100)))
     store.delete_many([key_of(number) for number in range(100)])
     store.give_back()
@@ -118,7 +120,7 @@ def test_when_all_is_forgotten_the_files_are_empty_on_any_file_system(
 
 
 def test_a_file_that_was_cut_short_is_not_made_longer(store: DiskStore) -> None:
-    file = store._plan.folder / "records-0"
+    file = store.folder / "records-0"
     store.put_many(pairs(range(20)))
     store.delete_many([key_of(number) for number in range(10, 20)])
     with file.open("r+b") as opened:
@@ -128,7 +130,7 @@ def test_a_file_that_was_cut_short_is_not_made_longer(store: DiskStore) -> None:
 
 
 def test_a_folder_that_can_only_be_read_is_left_as_it_is(store: DiskStore) -> None:
-    folder = store._plan.folder
+    folder = store.folder
     store.put_many(pairs(range(20)))
     store.delete_many([key_of(number) for number in range(10)])
     store.close()
@@ -174,7 +176,7 @@ def test_a_slot_under_a_reader_keeps_its_bytes(store: DiskStore, monkeypatch: py
         patched.setattr(SlotFiles, "read", slow)
         assert read(store, [12]) == payloads([12])
     store.give_back()
-    assert blocks_on_disk(store._plan.folder) <= 2 * 4096
+    assert blocks_on_disk(store.folder) <= 2 * 4096
 
 
 def test_room_goes_back_only_when_nothing_waits_to_be_written() -> None:
@@ -182,7 +184,7 @@ def test_room_goes_back_only_when_nothing_waits_to_be_written() -> None:
     store = RamStore(FORMATS, 4 * MIB, clock)
     mover = Mover([MovedTier(store=store, codecs=codecs, staging_bytes=1 << 20)], clock)
     for number in range(8):
-        assert mover.spill("ram", key_of(number), memoryview(payloads([number])[0])) is None
+        assert mover.store("ram", key_of(number), memoryview(payloads([number])[0])) is None
     assert not mover.give_back("ram")
     while mover.step():
         pass
@@ -204,8 +206,8 @@ def test_who_asks_what_a_disk_holds_does_not_wait_for_it(store: DiskStore, monke
         for name in ("stat", "fstat", "pread", "preadv"):
             patched.setattr(f"os.{name}", lambda *_, **__: pytest.fail("the disk is asked"))
         assert store.bytes_used > 20 * 4096
-        assert (store.records, store.trouble, store.capacity_bytes) == (20, None, 8 * MIB)
-    assert store.bytes_used == blocks_on_disk(store._plan.folder)
+        assert (store.records, store.availability, store.capacity_bytes) == (20, AVAILABLE, 8 * MIB)
+    assert store.bytes_used == blocks_on_disk(store.folder)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -215,16 +217,16 @@ def test_clearing_takes_what_was_to_be_written_before_it_and_is_done_at_the_end_
     store.put_many(pairs(range(100, 110)))
     mover = Mover([MovedTier(store=store, codecs=codecs, staging_bytes=1 << 20)], clock)
     for number in range(8):
-        assert mover.spill("ram", key_of(number), memoryview(payloads([number])[0])) is None
+        assert mover.store("ram", key_of(number), memoryview(payloads([number])[0])) is None
     assert mover.clear("ram")
-    assert mover.spill("ram", key_of(8), memoryview(payloads([8])[0])) is None
+    assert mover.store("ram", key_of(8), memoryview(payloads([8])[0])) is None
     if stopped:
         mover.close()
     else:
         while mover.step():
             pass
     assert [key for key, _ in store.contents()] == ([] if stopped else [key_of(8)])
-    assert mover.state("ram").counts.records_deleted == (10 if stopped else 18)
+    assert mover.snapshot("ram").counts.records_deleted == (10 if stopped else 18)
     mover.close()
 
 

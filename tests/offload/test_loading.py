@@ -85,8 +85,8 @@ def test_cancelling_in_the_middle_of_a_copy_returns_when_it_is_whole() -> None:
     store = WrongStore(FORMATS[:1], 1 << 20, clock)
     mover = Mover([MovedTier(store=store, codecs=[GatedCodec(gate)])], clock)
     for number in (1, 2):
-        mover.spill("ram", key_of(number), block_of(number))
-    mover._lanes["ram"].writer.step(wait=False)
+        mover.store("ram", key_of(number), block_of(number))
+    mover.step()
     mover.start()
     blocks = [bytearray(BLOCK), bytearray(BLOCK)]
     mover.load("ram", [(key_of(1), memoryview(blocks[0])), (key_of(2), memoryview(blocks[1]))], 5, 1e9)

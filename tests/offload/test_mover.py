@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from kveik.clock import StepClock, SystemClock
-from kveik.offload.breaker import BreakerLimits, BreakerState
-from kveik.offload.counts import Completion, Loaded, Probed, Spilled
+from kveik.observe.events import TierState
+from kveik.offload.availability import BreakerLimits
+from kveik.offload.counts import Completion, Loaded, Probed, Stored
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
 from kveik.offload.stores.ram import RamStore
@@ -21,7 +22,7 @@ from tests.seeds import over_seeds
 
 BLOCK = 2048
 CODECS: list[Codec] = [Raw(BLOCK), Raw(3 * BLOCK)]
-LIMITS = BreakerLimits(failures=3, seconds=2.0, pause=1.0, pause_most=8.0)
+LIMITS = BreakerLimits(failures=3, timeout=2.0, pause=1.0, pause_max=8.0)
 
 
 def formats_of(codecs: list[Codec]) -> list[RecordFormat]:
@@ -54,8 +55,8 @@ class World:
 
     def spill(self, *numbers: int, group: int = 0, tier: str = "ram") -> list[Refusal | None]:
         """Spill, and what became of it in the end."""
-        at_once = [self.mover.spill(tier, key_of(number, group), block_of(number, group)) for number in numbers]
-        told = {one.key: one.refusal for one in self.run() if isinstance(one, Spilled)}
+        at_once = [self.mover.store(tier, key_of(number, group), block_of(number, group)) for number in numbers]
+        told = {one.key: one.refusal for one in self.run() if isinstance(one, Stored)}
         return [told.get(key_of(number, group), refusal) for number, refusal in zip(numbers, at_once, strict=True)]
 
     def load(self, *numbers: int, group: int = 0, tier: str = "ram", deadline: float = 1e9) -> list[Miss | bytes]:
@@ -69,6 +70,11 @@ class World:
 
 def block_of(number: int, group: int = 0) -> memoryview:
     return memoryview(payload_of(number, CODECS[group].block_bytes))
+
+
+def happened(counts: Mapping[str, int]) -> dict[str, int]:
+    """Reasons that have occurred."""
+    return {reason: count for reason, count in counts.items() if count}
 
 
 def blocks_of(*numbers: int, group: int = 0) -> list[bytes]:
@@ -85,7 +91,7 @@ def test_blocks_come_back_as_they_were_spilled() -> None:
 
 def test_a_block_may_be_written_again_as_soon_as_it_is_spilled() -> None:
     world, block = World(), bytearray(block_of(1))
-    assert world.mover.spill("ram", key_of(1), memoryview(block)) is None
+    assert world.mover.store("ram", key_of(1), memoryview(block)) is None
     block[:] = bytes(len(block))
     world.run()
     assert world.load(1) == blocks_of(1)
@@ -100,28 +106,28 @@ def test_int8_tiers_give_back_what_quantising_keeps() -> None:
     views = [memoryview(one.view(torch.uint8).numpy()).cast("B") for one in (x, back, expected)]
     codec.encode(views[0], memoryview(payload))
     codec.decode(memoryview(payload), views[2])
-    assert mover.spill("ram", key_of(1), views[0]) is None
-    mover.load("ram", [(key_of(1), views[1])], 1, 1e9)
-    mover._lanes["ram"].writer.step(wait=False)
+    assert mover.store("ram", key_of(1), views[0]) is None
     mover.step()
-    assert [type(one) for one in mover.completions()] == [Spilled, Loaded]
+    mover.load("ram", [(key_of(1), views[1])], 1, 1e9)
+    mover.step()
+    assert [type(one) for one in mover.completions()] == [Stored, Loaded]
     assert torch.equal(back, expected)
 
 
 def test_what_finds_no_room_in_front_of_a_tier_is_dropped_and_counted() -> None:
     world = World(staging=4 * 6336)
     assert world.mover.room("ram") == 4
-    at_once = [world.mover.spill("ram", key_of(number), block_of(number)) for number in range(6)]
+    at_once = [world.mover.store("ram", key_of(number), block_of(number)) for number in range(6)]
     assert at_once == [None] * 4 + [Refusal.DROPPED] * 2
     assert len(world.run()) == 4
-    assert world.mover.state("ram").counts.refusals == {Refusal.DROPPED: 2}
+    assert happened(world.mover.snapshot("ram").counts.refusals) == {Refusal.DROPPED: 2}
     assert world.mover.room("ram") == 4
 
 
-def test_a_full_tier_refuses_and_its_breaker_stays_closed() -> None:
+def test_a_full_tier_refuses_and_is_not_stopped() -> None:
     world = World(pages=2)
     assert world.spill(*range(6)) == [None, None] + [Refusal.FULL] * 4
-    assert world.mover.state("ram").writing is BreakerState.CLOSED
+    assert world.mover.snapshot("ram").state is TierState.AVAILABLE
     assert world.mover.delete("ram", [key_of(0)])
     assert world.spill(7) == [None]
 
@@ -130,11 +136,11 @@ def test_moving_makes_room_above_and_keeps_the_record_below() -> None:
     world = World("ram", "disk", pages=2)
     world.spill(1, 2)
     assert world.mover.move("ram", [key_of(1), key_of(9)], "disk")
-    assert world.mover.spill("ram", key_of(3), block_of(3)) is None
+    assert world.mover.store("ram", key_of(3), block_of(3)) is None
     told = world.run()
-    assert Spilled("disk", key_of(9), Refusal.DROPPED) in told
-    assert Spilled("disk", key_of(1), None) in told
-    assert Spilled("ram", key_of(3), None) in told
+    assert Stored("disk", key_of(9), Refusal.DROPPED) in told
+    assert Stored("disk", key_of(1), None) in told
+    assert Stored("ram", key_of(3), None) in told
     assert world.load(1, 2, 3) == [Miss.ABSENT, *blocks_of(2, 3)]
     assert world.load(1, tier="disk") == blocks_of(1)
 
@@ -148,9 +154,9 @@ def test_what_is_damaged_or_gone_when_it_is_moved_is_counted_where_it_was() -> N
     )
     world.mover.move("ram", [key_of(1), key_of(2), key_of(9)], "disk")
     told = world.run()
-    assert [Spilled("disk", key_of(number), Refusal.DROPPED) in told for number in (1, 2, 9)] == [True, False, True]
-    assert world.mover.state("ram").counts.misses == {Miss.DAMAGED: 1, Miss.ABSENT: 1}
-    assert not world.mover.state("disk").counts.misses
+    assert [Stored("disk", key_of(number), Refusal.DROPPED) in told for number in (1, 2, 9)] == [True, False, True]
+    assert happened(world.mover.snapshot("ram").counts.misses) == {Miss.DAMAGED: 1, Miss.ABSENT: 1}
+    assert not happened(world.mover.snapshot("disk").counts.misses)
     assert world.load(1, 2, tier="disk") == [Miss.ABSENT, *blocks_of(2)]
 
 
@@ -163,7 +169,7 @@ def test_moving_between_tiers_of_different_encodings_goes_by_the_block() -> None
         tiers.append(MovedTier(store=WrongStore([form], 1 << 20, clock, name), codecs=[codec]))
     mover, block = Mover(tiers, clock), bytearray(2048)
     x = torch.ones(64, 16).bfloat16()
-    mover.spill("ram", key_of(1), memoryview(x.view(torch.uint8).numpy()).cast("B"))
+    mover.store("ram", key_of(1), memoryview(x.view(torch.uint8).numpy()).cast("B"))
     mover.move("ram", [key_of(1)], "disk")
     while mover.step():
         pass
@@ -183,7 +189,7 @@ def test_a_damaged_record_leaves_the_block_untouched() -> None:
     assert isinstance(loaded, Loaded)
     assert loaded.misses == (Miss.DAMAGED,)
     assert block == b"\x77" * BLOCK
-    assert world.mover.state("ram").counts.misses == {Miss.DAMAGED: 1}
+    assert happened(world.mover.snapshot("ram").counts.misses) == {Miss.DAMAGED: 1}
 
 
 def test_a_store_that_takes_five_seconds_a_record_is_waited_for_until_the_deadline_and_then_left() -> None:
@@ -198,7 +204,7 @@ def test_a_store_that_takes_five_seconds_a_record_is_waited_for_until_the_deadli
     world.store.shown = slow
     assert world.load(*range(40), deadline=12.0) == [*blocks_of(0, 1), Miss.LATE, *[Miss.LATE] * 29, *[Miss.REFUSED] * 8]
     assert world.store.gets_shown == 3
-    assert world.mover.state("ram").reading is BreakerState.OPEN
+    assert world.mover.snapshot("ram").reason == "reads stopped: a try took 15.0 s, more than 2"
     assert world.load(1) == [Miss.REFUSED]
     assert world.store.gets_shown == 3
 
@@ -244,7 +250,7 @@ def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) 
         clock.advance(chance.random() * 0.5)
         number = chance.randrange(30)
         if chance.random() < 0.5:
-            spilled += world.mover.spill("ram", key_of(number), block_of(number)) is None
+            spilled += world.mover.store("ram", key_of(number), block_of(number)) is None
         elif chance.random() < 0.8:
             block = bytearray(BLOCK)
             world.mover.load("ram", [(key_of(number), memoryview(block))], job, clock.now() + 1.0)
@@ -256,15 +262,16 @@ def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) 
         for one in world.mover.completions():
             told[type(one).__name__] += 1
     told.update(type(one).__name__ for one in world.run())
-    assert told == {"Spilled": spilled, "Loaded": loads}, "an answer is missing or told twice"
-    state = world.mover.state("ram")
+    assert told == {"Stored": spilled, "Loaded": loads}, "an answer is missing or told twice"
+    state = world.mover.snapshot("ram")
     assert world.mover.room("ram") == 8, "a buffer is lost"
     assert state.loads_waiting == 0
     assert state.counts.errors > 10
-    assert state.counts.records_written > 20
-    assert state.counts.records_read > 20
-    assert world.mover._loads == {}
-    assert min(world.mover._lanes["ram"].writer.breaker.opened, world.mover._lanes["ram"].reader.breaker.opened) > 0
+    assert state.counts.records_stored > 20
+    assert state.counts.records_loaded > 20
+    assert not world.mover.busy
+    assert state.counts.misses[Miss.REFUSED] > 0
+    assert state.counts.refusals[Refusal.REFUSED] > 0
     store.check()
     clock.advance(100.0)
     store.puts, store.gets, store.shown = (lambda _: None), (lambda _: None), (lambda _, record: record)
@@ -289,8 +296,7 @@ def test_samples_are_told_once() -> None:
 
 def threaded(wake: Callable[[], None] = lambda: None) -> tuple[Mover, WrongStore]:
     clock = SystemClock()
-    store = WrongStore(FORMATS, 64 * 4096, StepClock(), "ram")
-    store._clock = clock
+    store = WrongStore(FORMATS, 64 * 4096, clock, "ram")
     mover = Mover([MovedTier(store=store, codecs=CODECS)], clock, wake)
     mover.start()
     return mover, store
@@ -298,7 +304,7 @@ def threaded(wake: Callable[[], None] = lambda: None) -> tuple[Mover, WrongStore
 
 def test_draining_waits_for_all_that_was_spilled() -> None:
     mover, store = threaded()
-    refused = [mover.spill("ram", key_of(number), block_of(number)) for number in range(50)]
+    refused = [mover.store("ram", key_of(number), block_of(number)) for number in range(50)]
     assert refused == [None] * 50
     assert mover.drain(SystemClock().now() + 60)
     assert store.records == 50
@@ -310,15 +316,13 @@ def test_draining_ends_at_its_deadline_and_closing_gives_all_memory_back() -> No
     gate = Gate()
     store.puts = gate
     for number in range(5):
-        mover.spill("ram", key_of(number), block_of(number))
+        mover.store("ram", key_of(number), block_of(number))
     assert gate.reached.wait(60)
     assert not mover.drain(SystemClock().now() + 0.01)
     mover.close(seconds=0.01)
     gate.opened.set()
-    for thread in mover._lanes["ram"].threads:
-        thread.join(60)
-    staging = mover._lanes["ram"].staging
-    assert staging.free == staging.buffers
+    assert mover.drain(SystemClock().now() + 60)
+    assert mover.snapshot("ram").stores_waiting_bytes == 0
     assert len(mover.completions()) == 5
 
 
@@ -332,12 +336,12 @@ def test_threads_live_on_and_who_waits_is_woken_though_waking_fails() -> None:
 
     mover, store = threaded(wake)
     store.puts = lambda number: raise_on(number, every=1)
-    mover.spill("ram", key_of(1), block_of(1))
+    mover.store("ram", key_of(1), block_of(1))
     assert woken.reached.wait(60)
     assert mover.drain(SystemClock().now() + 60)
     store.puts = lambda number: None
-    mover.spill("ram", key_of(2), block_of(2))
+    mover.store("ram", key_of(2), block_of(2))
     assert mover.drain(SystemClock().now() + 60)
-    told = [(one.key, one.refusal) for one in mover.completions() if isinstance(one, Spilled)]
+    told = [(one.key, one.refusal) for one in mover.completions() if isinstance(one, Stored)]
     assert told == [(key_of(1), Refusal.FAILED), (key_of(2), None)]
     mover.close()

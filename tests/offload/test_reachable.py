@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from kveik.clock import StepClock, SystemClock
+from kveik.observe.events import TierState
 from kveik.offload import mover as mover_module
-from kveik.offload.breaker import BreakerLimits, BreakerState
-from kveik.offload.counts import Spilled
+from kveik.offload.availability import AVAILABLE, BreakerLimits
+from kveik.offload.counts import Stored
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.record import Refusal
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
@@ -22,7 +23,7 @@ from tests.offload.stores.redis_server import running
 from tests.offload.test_mover import CODECS, FORMATS, block_of
 
 NOBODY = "redis://127.0.0.1:1/0"
-LIMITS = BreakerLimits(failures=2, pause=0.1, pause_most=0.2)
+LIMITS = BreakerLimits(failures=2, pause=0.1, pause_max=0.2)
 
 
 def until(reached: Callable[[], bool], between: Callable[[], object] = lambda: None) -> None:
@@ -51,49 +52,49 @@ def started(url: str, timeout: float = 1.0) -> Iterator[tuple[Mover, RemoteStore
     mover.close()
 
 
-def test_a_server_that_is_not_there_is_trouble_before_anything_is_asked() -> None:
+def test_a_server_that_is_not_there_is_noticed_before_anything_is_asked() -> None:
     with started(NOBODY) as (mover, store, woken):
         assert woken.wait(30)
-        until(lambda: store.trouble is not None)
-        assert mover.hindrances("remote")["store"] == store.trouble == "does not answer (Connection refused)"
-        assert mover.ailing
+        until(lambda: store.availability.reason)
+        assert store.availability.reason == "does not answer (Connection refused)"
+        until(lambda: mover.snapshot("remote").state is TierState.UNAVAILABLE)
+        assert mover.unsettled
         # Who listens has nothing to do with it.
         assert mover.completions() == []
         # It is asked again, and left alone after so many failures.
-        until(lambda: mover.state("remote").reading is BreakerState.OPEN, mover.look_after)
+        until(lambda: "reads stopped: 2 failures in a row" in mover.snapshot("remote").reason, mover.check_tiers)
 
 
 @pytest.mark.parametrize(
     ("reply", "words"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "answers nonsense"), (b"", "does not answer (")]
 )
-def test_another_kind_of_server_is_trouble_before_anything_is_asked(reply: bytes, words: str) -> None:
+def test_another_kind_of_server_is_noticed_before_anything_is_asked(reply: bytes, words: str) -> None:
     with answering(reply) as url, started(url) as (_, store, _):
-        until(lambda: store.trouble is not None)
-        assert store.trouble is not None
-        assert store.trouble.startswith(words)
+        until(lambda: store.availability.reason)
+        assert store.availability.reason
+        assert store.availability.reason.startswith(words)
 
 
-def test_a_wrong_password_is_trouble_before_anything_is_asked_and_is_not_shown() -> None:
+def test_a_wrong_password_is_noticed_before_anything_is_asked_and_is_not_shown() -> None:
     with running("--requirepass", "s3cret") as server, started(server.url.replace("://", "://:wr0ng@")) as (_, store, _):
-        until(lambda: store.trouble == "refuses (AuthenticationError)")
+        until(lambda: store.availability.reason == "refuses (AuthenticationError)")
 
 
-def test_a_server_that_may_only_be_read_is_trouble_before_anything_is_written() -> None:
+def test_a_server_that_may_only_be_read_is_noticed_before_anything_is_written() -> None:
     with running("--replicaof", "127.0.0.1 1") as server, started(server.url) as (mover, store, _):
-        until(lambda: store.trouble == "refuses (ReadOnlyError)")
+        until(lambda: store.availability.reason == "refuses (ReadOnlyError)")
         # One that fails is enough to tell, and what is read goes on.
-        until(lambda: mover.state("remote").writing is BreakerState.OPEN, mover.look_after)
-        assert mover.state("remote").reading is BreakerState.CLOSED
-        assert mover.hindrances("remote").keys() == {"writing", "store"}
+        until(lambda: mover.snapshot("remote").reason.startswith("writes stopped"), mover.check_tiers)
+        assert mover.snapshot("remote").state is TierState.DEGRADED
         server.tell("REPLICAOF", "NO", "ONE")
-        until(lambda: not mover.hindrances("remote"), mover.look_after)
+        until(lambda: mover.snapshot("remote").state is TierState.AVAILABLE, mover.check_tiers)
 
 
-def test_a_server_that_serves_is_no_trouble_and_is_left_as_it_was() -> None:
+def test_a_server_that_serves_is_available_and_is_left_as_it_was() -> None:
     with running() as server, started(server.url) as (mover, store, woken):
         assert woken.wait(30)
         until(lambda: not mover.busy)
-        assert (store.trouble, store.records, mover.ailing) == (None, 0, False)
+        assert (store.availability, store.records, mover.unsettled) == (AVAILABLE, 0, False)
         until(lambda: server.tell("DBSIZE") == 0)
 
 
@@ -101,18 +102,18 @@ def test_a_server_that_is_back_is_known_to_be_without_anything_asked() -> None:
     with running() as server, started(server.url, timeout=0.2) as (mover, store, _):
         until(lambda: not mover.busy)
         server.kill()
-        mover.spill("remote", key_of(1), block_of(1))
-        until(lambda: store.trouble is not None, mover.look_after)
-        until(lambda: mover.hindrances("remote").keys() == {"reading", "writing", "store"}, mover.look_after)
+        mover.store("remote", key_of(1), block_of(1))
+        until(lambda: store.availability.reason, mover.check_tiers)
+        until(lambda: mover.snapshot("remote").reason.count("stopped") == 2, mover.check_tiers)
         server.start()
-        until(lambda: not mover.hindrances("remote"), mover.look_after)
+        until(lambda: mover.snapshot("remote").state is TierState.AVAILABLE, mover.check_tiers)
         with server.frozen():
-            mover.spill("remote", key_of(2), block_of(2))
-            until(lambda: store.trouble is not None, mover.look_after)
-        until(lambda: not mover.hindrances("remote"), mover.look_after)
+            mover.store("remote", key_of(2), block_of(2))
+            until(lambda: store.availability.reason, mover.check_tiers)
+        until(lambda: mover.snapshot("remote").state is TierState.AVAILABLE, mover.check_tiers)
 
 
-def test_a_server_in_trouble_is_asked_once_per_pause_and_only_where_nothing_waits() -> None:
+def test_a_server_that_is_unavailable_is_asked_once_per_pause_and_only_where_nothing_waits() -> None:
     clock = StepClock()
     store = RemoteStore(NOBODY, FORMATS, RemoteLimits(), clock)
     asked: list[bool] = []
@@ -124,25 +125,25 @@ def test_a_server_in_trouble_is_asked_once_per_pause_and_only_where_nothing_wait
 
     store.serves = counted  # type: ignore[method-assign]  # its calls are counted
     mover = Mover([MovedTier(store=store, codecs=CODECS, limits=BreakerLimits(failures=100))], clock)
-    mover.look_after()
+    mover.check_tiers()
     assert not mover.step()
-    assert mover.spill("remote", key_of(1), block_of(1)) is None
+    assert mover.store("remote", key_of(1), block_of(1)) is None
     mover.step()
-    assert mover.completions() == [Spilled("remote", key_of(1), Refusal.FAILED)]
+    assert mover.completions() == [Stored("remote", key_of(1), Refusal.FAILED)]
     for _ in range(4):
         for _ in range(5):
-            mover.look_after()
+            mover.check_tiers()
             mover.step()
         clock.advance(mover_module.CHECK_SECONDS)
     assert asked == [False, True] * 4
-    assert mover.spill("remote", key_of(2), block_of(2)) is None
-    mover.look_after()
+    assert mover.store("remote", key_of(2), block_of(2)) is None
+    mover.check_tiers()
     while mover.step():
         pass
     assert asked == [False, True] * 4 + [False]
     clock.advance(mover_module.CHECK_SECONDS)
     mover.probe("remote", [key_of(2)], 1, float("inf"))
-    mover.look_after()
+    mover.check_tiers()
     while mover.step():
         pass
     assert asked == [False, True] * 4 + [False, True]
@@ -153,9 +154,9 @@ def test_a_stop_waits_for_a_silent_server_no_longer_than_for_its_answer() -> Non
     with running() as server, started(server.url, timeout=0.5) as (mover, store, _):
         until(lambda: not mover.busy)
         with server.frozen():
-            mover.spill("remote", key_of(2), block_of(2))
-            until(lambda: store.trouble is not None, mover.look_after)
-            until(lambda: mover.busy, mover.look_after)
+            mover.store("remote", key_of(2), block_of(2))
+            until(lambda: store.availability.reason, mover.check_tiers)
+            until(lambda: mover.busy, mover.check_tiers)
             began = time.monotonic()
             mover.close()
             assert time.monotonic() - began < 0.5 + 0.4

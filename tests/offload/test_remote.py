@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kveik.clock import StepClock
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.record import Encoding, Miss, Refusal
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
 from kveik.offload.stores.store import verify
@@ -75,9 +76,9 @@ def test_engines_with_other_formats_do_not_meet(server: Server) -> None:
 def test_damaged_values_are_misses_and_can_be_swept_out(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2, 3]))
-    server.tell("SETRANGE", store._name(key_of(1)), 700, b"xx")
-    server.tell("SET", store._name(key_of(2)), b"short")
-    server.tell("DEL", store._name(key_of(3)))
+    server.tell("SETRANGE", store.server_key(key_of(1)), 700, b"xx")
+    server.tell("SET", store.server_key(key_of(2)), b"short")
+    server.tell("DEL", store.server_key(key_of(3)))
     assert read(store, [1, 2, 3]) == [Miss.DAMAGED, Miss.TORN, Miss.ABSENT]
     assert verify(store, forget=True).sound == 0
     assert store.records == 0
@@ -87,10 +88,10 @@ def test_damaged_values_are_misses_and_can_be_swept_out(server: Server) -> None:
 def test_a_value_of_another_type_is_a_strangers_and_is_written_over(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2]))
-    server.tell("DEL", store._name(key_of(1)))
-    server.tell("LPUSH", store._name(key_of(1)), b"x")
+    server.tell("DEL", store.server_key(key_of(1)))
+    server.tell("LPUSH", store.server_key(key_of(1)), b"x")
     assert read(store, [1, 2]) == [Miss.FOREIGN, *payloads([2])]
-    assert (store.trouble, store.records) == (None, 1)
+    assert (store.availability, store.records) == (AVAILABLE, 1)
     assert store.put_many(pairs([1])) == [None]
     assert read(store, [1, 2]) == payloads([1, 2])
     store.close()
@@ -99,7 +100,7 @@ def test_a_value_of_another_type_is_a_strangers_and_is_written_over(server: Serv
 def test_one_that_is_longer_than_a_record_is_torn_and_written_over(server: Server) -> None:
     store = store_on(server)
     store.put_many(pairs([1, 2]))
-    server.tell("SET", store._name(key_of(1)), record_of(1) + bytes(1 << 20))
+    server.tell("SET", store.server_key(key_of(1)), record_of(1) + bytes(1 << 20))
     assert read(store, [1, 2]) == [Miss.TORN, *payloads([2])]
     assert store.put_many(pairs([1])) == [None]
     assert read(store, [1, 2]) == payloads([1, 2])
@@ -118,7 +119,7 @@ def test_what_was_written_within_the_time_to_live_is_bounded(server: Server) -> 
     store.delete_many([key_of(4)])
     assert store.records == 2
     assert store.put_many(pairs([6])) == [None]
-    assert 0 < server.tell("TTL", store._name(key_of(6))) <= 100
+    assert 0 < server.tell("TTL", store.server_key(key_of(6))) <= 100
     store.close()
 
 
@@ -143,10 +144,10 @@ def test_a_server_without_room_is_full_and_still_read() -> None:
         # It deletes, and takes nothing new for that.
         assert store.put_many(pairs([300], 1)) == [Refusal.FULL]
         store.delete_many([key_of(1000, 1)])
-        assert store.trouble == "refuses (OutOfMemoryError)"
+        assert store.availability.reason == "refuses (OutOfMemoryError)"
         server.tell("CONFIG", "SET", "maxmemory", "0")
         assert store.serves(writing=True)
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         store.close()
 
 
@@ -160,11 +161,11 @@ def test_a_server_that_stays_full_is_in_trouble_until_it_has_room_for_a_record()
         kept = store.records
         for _ in range(10):
             assert store.serves(writing=True)
-            assert store.trouble == "refuses (OutOfMemoryError)"
+            assert store.availability.reason == "refuses (OutOfMemoryError)"
             assert store.put_many([one]) == [Refusal.FULL]
-        server.tell("DEL", *(store._name(key_of(number)) for number in range(2)))
+        server.tell("DEL", *(store.server_key(key_of(number)) for number in range(2)))
         assert store.serves(writing=True)
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         # The check has left the room to records, at once.
         assert server.tell("EXISTS", "kveik:check") == 0
         assert store.put_many([one]) == [None]
@@ -185,12 +186,12 @@ def test_what_is_smaller_than_what_was_not_stored_ends_no_trouble(bound: str) ->
         for number in range(3):
             # It may hang up after what was too long for it.
             assert any(store.put_many([(key_of(number), record_of(number, small))]) == [None] for _ in range(3))
-            assert store.trouble is not None
+            assert store.availability.reason
             store.serves(writing=True)
-            assert store.trouble is not None
+            assert store.availability.reason
         server.tell("CONFIG", "SET", bound, unbound)
         assert store.put_many([(key_of(2, 1), record_of(2, large))]) == [None]
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         store.close()
 
 
@@ -206,12 +207,12 @@ def test_a_server_that_is_killed_frozen_and_restarted_costs_misses_only() -> Non
         impatient.close()
         server.kill()
         assert read(store, [1, 2]) == [Miss.FAILED, Miss.FAILED]
-        assert store.trouble == "does not answer (Connection refused)"
+        assert store.availability.reason == "does not answer (Connection refused)"
         server.start()
         assert read(store, [1]) == [Miss.ABSENT]
         assert store.put_many(pairs([1])) == [None]
         assert read(store, [1]) == payloads([1])
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         store.close()
 
 
@@ -224,8 +225,8 @@ def test_a_password_is_used_and_never_shown() -> None:
         store.close()
         stranger = RemoteStore(url.replace("s3cret", "wr0ng"), FORMATS, LIMITS, StepClock())
         assert stranger.put_many(pairs([1])) == [Refusal.FAILED]
-        assert stranger.trouble is not None
-        assert "wr0ng" not in stranger.trouble
+        assert stranger.availability.reason
+        assert "wr0ng" not in stranger.availability.reason
         stranger.close()
 
 

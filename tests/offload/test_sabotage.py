@@ -8,8 +8,8 @@ import pytest
 
 from kveik.offload.load_job import Load
 from kveik.offload.mover import Mover
-from kveik.offload.staging import Staging
 from kveik.offload.stores.encode import Raw
+from kveik.offload.writer import Staging
 from tests.offload.test_loading import test_nothing_is_written_after_a_cancel_whenever_it_comes as cancels
 from tests.offload.test_mover import test_a_thousand_operations_on_a_store_that_does_everything_wrong as thousand
 from tests.offload.test_mover import test_blocks_come_back_as_they_were_spilled as come_back

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from kveik.clock import StepClock
+from kveik.clock import Clock
 from kveik.offload.stores.ram import RamStore
 from kveik.offload.stores.record import Miss, RecordFormat, RecordKey, Refusal
 from kveik.offload.stores.store import Direct, Use
@@ -14,7 +14,7 @@ from kveik.offload.stores.store import Direct, Use
 class WrongStore(RamStore):
     """Before each batch it asks `puts` or `gets`, which may raise, move the clock, or give an answer of their own."""
 
-    def __init__(self, formats: Sequence[RecordFormat], capacity_bytes: int, clock: StepClock, name: str = "ram") -> None:
+    def __init__(self, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock, name: str = "ram") -> None:
         super().__init__(formats, capacity_bytes, clock)
         self.name = name
         self.clock = clock

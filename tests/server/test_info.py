@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 
 import httpx
 import pytest
@@ -16,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import kveik
 from kveik.cache.group import GroupUsage
 from kveik.engine.cache_stats import CacheStats, PromptTokens
+from kveik.observe.events import TierState
 from kveik.observe.metrics import CONTENT_TYPE
-from kveik.observe.tiers import TierFacts
+from kveik.observe.tiers import TierCounts, TierSnapshot
 from kveik.server.auth import Tenants
 from kveik.server.traffic import STATUSES
 from tests.server.fakes import Running, running
@@ -248,7 +249,7 @@ def test_the_description_has_every_field_of_what_the_cache_tells() -> None:
     for path, method in (("/cache/stats", "get"), ("/cache/reset", "post")):
         content = described["paths"][path][method]["responses"]["200"]["content"]
         assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/CacheStats"}
-    for type_ in (CacheStats, TierFacts, GroupUsage, PromptTokens):
+    for type_ in (CacheStats, TierSnapshot, TierCounts, GroupUsage, PromptTokens):
         names = [field.name for field in fields(type_)]
         assert list(schemas[type_.__name__]["properties"]) == schemas[type_.__name__]["required"] == names
 
@@ -264,42 +265,58 @@ def test_only_the_first_key_may_empty_everybodys_cache() -> None:
         assert httpx.get(f"{server.url}/cache/stats").status_code == 401
 
 
-DISK = {
-    "name": "disk",
-    "capacity_bytes": 10_000,
-    "bytes_used": 4096,
-    "records": 3,
-    "left_alone": True,
-    "trouble": "cache-3:6379 is slow",
-}
+COUNTS = TierCounts(
+    records_loaded=0,
+    bytes_loaded=0,
+    seconds_loading=0.0,
+    records_stored=3,
+    bytes_stored=3000,
+    seconds_storing=0.5,
+    records_deleted=0,
+    misses={"absent": 1},
+    refusals={"full": 0},
+    errors=0,
+)
+DISK = TierSnapshot(
+    name="disk",
+    state=TierState.DEGRADED,
+    reason="cache-3:6379 is slow",
+    capacity_bytes=10_000,
+    usable_bytes=9_000,
+    bytes_used=4096,
+    records=3,
+    loads_waiting=0,
+    stores_waiting_bytes=0,
+    staging_bytes=100,
+    counts=COUNTS,
+)
+RAM = replace(DISK, name="ram", state=TierState.AVAILABLE, reason="")
 
 
-def test_the_status_has_the_tiers_and_words_about_them_only_where_all_may_read_them() -> None:
+def test_the_status_has_the_tiers_and_reasons_only_where_all_may_read_them() -> None:
     tokens = {"computed": 7, "cached": 2, "disk": 5}
     with running(tiers=lambda: [DISK], prompt_tokens=lambda: tokens) as server:
         status = httpx.get(f"{server.url}/status").json()
-        assert status["tiers"] == [DISK]
+        assert status["tiers"] == [asdict(DISK)]
         assert status["prompt_tokens"] == tokens
     with running(tiers=lambda: [DISK], api_key=("k",)) as server:
         answer = httpx.get(f"{server.url}/status")
         assert "cache-3" not in answer.text
-        assert answer.json()["tiers"] == [DISK | {"trouble": "it is in trouble; the log and /cache/stats say more"}]
-    with running(tiers=lambda: [DISK | {"trouble": None}], api_key=("k",)) as server:
-        assert httpx.get(f"{server.url}/status").json()["tiers"][0]["trouble"] is None
+        assert answer.json()["tiers"] == [asdict(DISK) | {"reason": "see the log or /cache/stats"}]
+    with running(tiers=lambda: [RAM], api_key=("k",)) as server:
+        assert httpx.get(f"{server.url}/status").json()["tiers"] == [asdict(RAM)]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium here")
-@pytest.mark.parametrize("tiers", [[], [DISK], [DISK | {"name": "ram", "left_alone": False, "trouble": None}, DISK]], ids=len)
-def test_the_page_shows_the_tiers_in_a_browser_and_nothing_where_there_are_none(tiers: list[dict[str, object]]) -> None:
+@pytest.mark.parametrize("tiers", [[], [DISK], [RAM, DISK]], ids=len)
+def test_the_page_shows_the_tiers_in_a_browser_and_nothing_where_there_are_none(tiers: list[TierSnapshot]) -> None:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
     with running(tiers=lambda: tiers, prompt_tokens=lambda: {"computed": 1234, "cached": 2, "disk": 5678}) as server:
         shown = subprocess.run([*command, server.url], capture_output=True, check=True, timeout=100, text=True).stdout
     assert ('<section id="below" hidden' in shown) == (not tiers)
     text = re.sub("<[^>]*>", "|", shown[shown.index('<tbody id="tiers"') : shown.index("</section>")])
     rows = re.findall(r"\|(\w+)\|+4.0 KiB of 9.8 KiB\|+3\|+([\d,]+)\|+([a-z ]+)\|", text)
-    assert rows == [
-        (one["name"], "5,678" if one is tiers[-1] else "0", "left alone" if one["left_alone"] else "open") for one in tiers
-    ]
+    assert rows == [(one.name, "5,678" if one is tiers[-1] else "0", one.state) for one in tiers]
     assert text.count("cache-3:6379 is slow") == (len(tiers) > 0)
     assert ("2 were found in the pool, and 1,234 computed" in text) or not tiers

@@ -98,7 +98,8 @@ COUNTED = (
     *("tensors", "wheels", "strings", "entries", "characters", "choices", "types", "dimensions", "inputs", "parts", "failures"),
     *("rows", "merges", "faults", "threads", "files", "groups", "rates", "windows"),
 )
-MANY = re.compile(rf" (?:(?!needs |holds )\w+ )?(?:{'|'.join(COUNTED)})\b(?!/)")
+MANY = re.compile(rf" (?:(?!needs |holds )\w+ )?(?:{'|'.join(COUNTED)})\b(?![/=])")
+# Before a = such a word is the name of the next value: "records=%d bytes=%d".
 MANY_LOGGED = re.compile(rf"%,?d(?:{MANY.pattern})")
 
 

@@ -25,7 +25,6 @@ from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.clock import StepClock
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
-from kveik.engine.cache_stats import tier_facts
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import eviction_policy
 from kveik.engine.planner import plan_model
@@ -34,7 +33,8 @@ from kveik.model.rope import RopeSpec
 from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import Metrics
-from kveik.observe.tier_log import log_tiers
+from kveik.observe.tiers import log_tiers
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.carrier import PoolMemory, Transfers
 from kveik.offload.loads import Loads
 from kveik.offload.open_tiers import BelowSetting, open_below
@@ -151,7 +151,7 @@ class Lifetime:
         scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), loads)
         bus = EventBus()
         facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
-        self.metrics = Metrics(facts, lambda: bus.errors, lambda: tier_facts(below))
+        self.metrics = Metrics(facts, lambda: bus.errors, below.mover.snapshots)
         bus.subscribe(self.metrics.listen)
         bus.subscribe(log_tiers)
         tensors = [torch.zeros(count, one.block_bytes // 4) for count, one in zip(blocks, plan.memory.layouts, strict=True)]
@@ -209,7 +209,7 @@ class Lifetime:
         return Measure(
             rss_bytes=psutil.Process().memory_info().rss,
             disk_bytes=sum(allocated(path) for path in self.folder.rglob("*") if path.is_file()),
-            index_bytes=allocated(self.folder / "index"),
+            index_bytes=allocated(self.folder / "kveik-kv" / "index"),
             objects=reachable([self.engine, self.metrics]),
             series=self.metrics.exposition().count(b"\n"),
             segments=sum(one._tree.count for one in policies),
@@ -223,9 +223,9 @@ class Lifetime:
         """All laws, and that nothing is over its bound."""
         self.engine.scheduler.check()
         for store, tier in zip(self.below.stores, self.below.directory.tiers, strict=True):
-            assert store.trouble is None
+            assert store.availability == AVAILABLE
             assert store.bytes_used <= store.capacity_bytes
-            assert tier.bytes_used <= store.room_bytes
+            assert tier.bytes_used <= store.usable_bytes
             if isinstance(store, DiskStore):
                 store.check()
 

@@ -1,4 +1,4 @@
-"""The remote tier's address, as it was typed: what of it is refused, and what of it may be shown.
+"""Address of the remote tier: checks of it as it was typed, and the part that may be shown.
 
     redis[s]://[user[:password]@]host[:port][/database][?option=value&…]        valkey and valkeys are other names
     unix://[user[:password]@]/socket[?db=database]
@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from kveik.errors import BadValue
 
 SCHEMES = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix"}
-"""What the client calls them."""
+"""Scheme -> the client's name of it."""
 
 _TLS: dict[str, Callable[[str], bool]] = {
     "ssl_ca_certs": bool,
@@ -31,8 +31,8 @@ OPTIONS: dict[str, dict[str, Callable[[str], bool]]] = {
     "rediss": {"client_name": lambda value: value.isascii() and value.isalnum(), **_TLS},
     "unix": {"db": lambda value: value.isascii() and value.isdigit()},
 }
-"""Per scheme, what is passed on to the client, and which values; any other would change what is stored, or be an error at every
-call."""
+"""Per scheme, options that are passed on to the client, and their check; any other would change the stored records, or be an
+error at every call."""
 
 
 def client_address(url: str) -> str:
@@ -51,7 +51,7 @@ def client_address(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """An address that was found good, as it may be logged: without user, password and options."""
+    """A checked address as it may be logged: without user, password and options."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host

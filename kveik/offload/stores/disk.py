@@ -1,11 +1,11 @@
-"""Records on a disk, in a folder that one engine has for itself; what is there outlives the process.
+"""Store of records on a disk, in a folder of its own that outlives the process.
 
-A batch of records is written to free slots, then named in the index; only then can they be found. A record
-is checked in full whenever it is read, so slots and index need not agree after a crash: a slot that does not hold what the
-index says is a miss. Reading goes by the books in memory, made from the index at start.
+A batch of records is written to free slots, then named in the index; only then can they be found. A record is checked in full
+whenever it is read, so slots and index need not agree after a crash: a slot that holds something else is a miss. Reading goes
+by the slots in memory, which are made from the index at start.
 
-When something fails, the store says so in `trouble` and refuses new records for a while, which doubles up to five minutes; then
-it tries again. A folder that can only be read is read. A disk that is full is a smaller bound: `room_bytes` says which.
+After a failure, `availability` has the reason, and new records are refused for a pause that doubles up to five minutes; then
+the store tries again. A folder that can only be read is read. A disk that is full is a smaller bound: `usable_bytes`.
 """
 
 from __future__ import annotations
@@ -15,40 +15,72 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kveik.clock import Clock
-from kveik.errors import DoesNotFit, Unreachable
-from kveik.offload.exclusive import Alone
-from kveik.offload.stores.disk_check import DISK_FULL, FULL, in_words
-from kveik.offload.stores.disk_folder import FolderPlan, OpenFolder
-from kveik.offload.stores.disk_formats import described
-from kveik.offload.stores.disk_index import IndexBroken, index_bytes
-from kveik.offload.stores.disk_owed import Owed
-from kveik.offload.stores.disk_owner import INDEX, check_owner
-from kveik.offload.stores.disk_room import DiskRoom
+from kveik.errors import Unreachable
+from kveik.observe.events import TierState
+from kveik.offload.availability import AVAILABLE, Availability
+from kveik.offload.stores.disk_files import DISK_FULL, FULL, INDEX, OneThread, in_words
+from kveik.offload.stores.disk_folder import OpenFolder, plan_folder
+from kveik.offload.stores.disk_index import IndexBroken, PendingDeletions
 from kveik.offload.stores.record import HEADER_BYTES, Miss, RecordFormat, RecordKey, Refusal
-from kveik.offload.stores.slots import PAGE_BYTES, Place, slot_bytes
+from kveik.offload.stores.slots import Place
 from kveik.offload.stores.store import Direct, Extent, Use
-from kveik.words import counted
 
 log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 1.0
-"""Between two times that slots and index are written out; what a machine that loses power forgets besides is a miss."""
+"""Interval at which slots and index are synced; records written since are misses after a loss of power."""
 
 PAUSE_SECONDS, PAUSE_SECONDS_MOST = 1.0, 300.0
 
 
 def disk_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
-    """Of a `DiskStore`, wherever it is. Raises DoesNotFit."""
-    plan = _plan(Path(), formats, capacity_bytes)
+    """Sizes of a `DiskStore`, wherever it is. Raises DoesNotFit."""
+    plan = plan_folder(Path(), formats, capacity_bytes)
     return Extent(capacity_bytes, plan.slots_bytes, plan.sizes)
 
 
+class DiskBound:
+    """Bytes that slots may take: the bound that was set, or the space that a full disk had, until it has more. Pure."""
+
+    def __init__(self, most: int, least: int) -> None:
+        """`most`: the bound that was set; `least`: for one record of every group."""
+        self.bytes = self._most = most
+        self._least = least
+        self._pause = PAUSE_SECONDS
+        self._narrowed = self._again = float("-inf")
+        self._believed = False
+        """The file system has said that there is more, and no write has shown otherwise yet."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is less than was set."""
+        return self.bytes < self._most
+
+    def may_ask(self, now: float) -> bool:
+        """Whether it is time to ask what is free."""
+        return self.is_narrow and now >= self._again
+
+    def narrow(self, found: int, now: float) -> None:
+        """The disk was full, and this is what it had."""
+        if now - self._narrowed > 4 * self._pause:
+            self._pause = PAUSE_SECONDS
+        elif self._believed:
+            self._pause = min(2 * self._pause, PAUSE_SECONDS_MOST)
+        self._believed, self._narrowed, self._again = False, now, now + self._pause
+        self.bytes = max(min(self.bytes, found), self._least)
+
+    def widen(self, said: int, now: float) -> None:
+        """The file system says that there is this much."""
+        found = min(max(said, self.bytes), self._most)
+        self._believed |= found > self.bytes
+        self.bytes, self._again = found, now + self._pause
+
+
 class DiskStore:
-    """A `Store` in a folder."""
+    """A `Store` in a folder of its own."""
 
     name = "disk"
 
@@ -62,48 +94,52 @@ class DiskStore:
         read_only: bool = False,
         index_bytes: int = 0,
     ) -> None:
-        """`formats`: per group; `index_bytes`: that an index may have at least, though the bound be small.
+        """`formats`: per group; `index_bytes`: least bound on the index, for a bound that is small.
 
-        Raises DoesNotFit, or Unreachable where another engine or other files have the folder; what else is wrong is `trouble`.
+        Raises DoesNotFit, or Unreachable where another engine has the folder; anything else that is wrong is in `availability`.
         """
         self.capacity_bytes = capacity_bytes
+        self.folder = folder
         self.formats: Sequence[RecordFormat] = tuple(formats)
-        self.trouble: str | None = None
+        self._reason: str | None = None
         self._clock = clock
-        plan = _plan(folder, formats, capacity_bytes)
-        self._plan = replace(plan, read_only=read_only, index_bytes=max(plan.index_bytes, index_bytes))
-        check_owner(folder, len(plan.sizes))
+        plan = plan_folder(folder, formats, capacity_bytes, read_only=read_only, index_bytes_least=index_bytes)
+        self._plan = plan
         self._folder: OpenFolder | None = None
         self._reading = threading.Lock()
         """Held while files are read, and while they are closed."""
-        self._alone = Alone("the disk store's books")
-        """Around all that changes books and index: two threads would write into one another's slots."""
+        self._alone = OneThread()
+        """Around every change of slots and index: two threads would write into one another's slots."""
 
         self._buffers: list[bytearray] = []
-        self._owed = Owed()
+        self.pending = PendingDeletions()
+        """Deletions that the index has not recorded."""
+
         self._left_records: int | None = None
-        """In the books when the folder was left; None: it has not been entered yet."""
+        """Records when the folder was left; None: it has not been entered yet."""
 
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
-        self._room = DiskRoom(plan.slots_bytes, sum(plan.sizes))
+        self._room = DiskBound(plan.slots_bytes, sum(plan.sizes))
         self._bytes_used = 0
         with self._changing():
             self._enter(first=True)
 
     @property
-    def room_bytes(self) -> int:
-        """Less while the disk is full: what is forgotten makes room for what comes."""
+    def usable_bytes(self) -> int:
+        """Less while the disk is full: deletions make room for new records."""
         return self._room.bytes
 
     @property
     def bytes_used(self) -> int:
-        """As of the last change: whoever asks must not wait for a disk that does not answer."""
+        """Bytes after the last change: a caller must not wait for a disk that does not answer."""
         return self._bytes_used
 
     @property
-    def useless(self) -> bool:
-        """Whether nothing there can be read; `trouble` says why."""
-        return self._folder is None
+    def availability(self) -> Availability:
+        """Unavailable where nothing in the folder can be read."""
+        if (reason := self._reason) is None:
+            return AVAILABLE
+        return Availability(TierState.UNAVAILABLE if self._folder is None else TierState.DEGRADED, reason)
 
     @property
     def records(self) -> int:
@@ -122,16 +158,16 @@ class DiskStore:
             return [Refusal.REFUSED] * len(records)
         places = [self._write(folder, key, record) for key, record in records]
         written = [(key, place) for (key, _), place in zip(records, places, strict=True) if isinstance(place, Place)]
-        known = self._tell(folder, written)
+        recorded = self._record(folder, written)
         for key, place in written:
-            if known:
+            if recorded:
                 folder.slots.show(key, place)
             else:
                 folder.slots.put_back(place)
-        if not known:
+        if not recorded:
             # The index may name them all the same.
-            self._owed.add(key for key, _ in written)
-        return [place if isinstance(place, Refusal) else None if known else Refusal.FAILED for place in places]
+            self.pending.add(key for key, _ in written)
+        return [place if isinstance(place, Refusal) else None if recorded else Refusal.FAILED for place in places]
 
     def get_many(self, keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
         buffer = self._buffers.pop() if self._buffers else bytearray(max(self._plan.sizes))
@@ -148,14 +184,14 @@ class DiskStore:
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         with self._changing():
-            # Also those that the books do not have: an index that was damaged may name them again.
-            self._owed.add(keys)
+            # Also those that are not there: an index that was damaged may name them again.
+            self.pending.add(keys)
             if (folder := self._folder) is not None:
                 for key in keys:
-                    # Gone from the books at once. Until the index knows, it names a slot that may hold another: a miss.
+                    # Until the index has recorded it, it names a slot that may hold another record: a miss.
                     folder.slots.forget(key)
             if (folder := self._ready()) is not None:
-                self._tell(folder, [])
+                self._record(folder, [])
 
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         return iter([] if self._folder is None else self._folder.slots.items())
@@ -165,43 +201,43 @@ class DiskStore:
             if (folder := self._ready()) is not None:
                 with self._watched():
                     folder.give_back(self._plan)
-                    self._owed.settle()
+                    self.pending.settle()
                     self._went_well(folder)
 
     def clear(self) -> None:
         with self._changing():
-            self._owed.add_everything(self.records if self._folder is not None else self._left_records)
+            self.pending.add_everything(self.records if self._folder is not None else self._left_records)
             if self._folder is not None:
                 self._folder.slots.clear()
             if (folder := self._ready()) is not None:
-                self._tell(folder, [])
+                self._record(folder, [])
 
     def close(self) -> None:
         with self._alone:
-            if self._owed and not self._plan.read_only:
+            if self.pending and not self._plan.read_only:
                 self._settle_at_last()
             self._leave()
 
     def _settle_at_last(self) -> None:
-        """Whatever the trouble, what was to be forgotten is tried once more; what comes back is told."""
+        """Try pending deletions once more, whatever is wrong; those that may come back are logged."""
         self._again = self._clock.now()
-        if not (self._plan.folder / INDEX).exists() and self._plan.folder.is_dir():
-            # So nothing comes back.
+        if not (self.folder / INDEX).exists() and self.folder.is_dir():
+            # Without an index nothing comes back.
             return
-        if self._plan.folder.is_dir() and (folder := self._ready()) is not None:
-            self._tell(folder, [])
-        if self._owed:
-            records = self._owed.records
+        if self.folder.is_dir() and (folder := self._ready()) is not None:
+            self._record(folder, [])
+        if self.pending:
+            records = self.pending.records
             log.warning(
                 "%s records of %s were to be forgotten and may be there still, because it cannot be written (%s): the next "
                 "start would find them. `kveik cache clear` removes them.",
                 "All" if records is None else f"{records:,}",
-                self._plan.folder,
-                self.trouble or "it is gone",
+                self.folder,
+                self._reason or "it is gone",
             )
 
     def check(self) -> None:
-        """The laws of its books."""
+        """The laws of its slots."""
         if self._folder is not None:
             self._folder.slots.check()
 
@@ -231,8 +267,8 @@ class DiskStore:
         before = folder.slots.has(key)
         place = folder.slots.take(key, len(record))
         if before and not folder.slots.has(key):
-            # It had to go for the new one. Where that is written, the index hears of it, and of nothing owed.
-            self._owed.add([key])
+            # It had to go for the new one, which may yet fail.
+            self.pending.add([key])
         if place is None:
             return Refusal.FULL
         try:
@@ -242,22 +278,22 @@ class DiskStore:
             if error.errno in FULL:
                 self._narrow(folder)
                 return Refusal.FULL
-            self._suffer(in_words(error))
+            self._fail(in_words(error))
             return Refusal.FAILED
         return place
 
-    def _tell(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
-        """Bring the index up to date; whether it is."""
-        if not written and not self._owed:
+    def _record(self, folder: OpenFolder, written: Sequence[tuple[RecordKey, Place]]) -> bool:
+        """Bring the index up to date; False: it could not be written."""
+        if not written and not self.pending:
             return True
         with self._watched():
             try:
-                folder.tell(self._plan, written, self._owed, tight=self._room.is_narrow)
+                folder.record(self._plan, written, self.pending, tight=self._room.is_narrow)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
                 self._narrow(folder)
-                folder.tell(self._plan, written, self._owed, tight=True)
+                folder.record(self._plan, written, self.pending, tight=True)
             if self._clock.now() >= self._synced + SYNC_SECONDS:
                 folder.sync()
                 self._synced = self._clock.now()
@@ -267,37 +303,37 @@ class DiskStore:
 
     def _went_well(self, folder: OpenFolder) -> None:
         """The index was written."""
-        self.trouble = DISK_FULL if self._is_full(folder) else None
+        self._reason = DISK_FULL if self._is_full(folder) else None
         self._pause, self._again = PAUSE_SECONDS, self._clock.now()
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Around every change of books and files, by one thread at a time."""
+        """Around every change of slots and files, by one thread at a time."""
         with self._alone:
             yield
             self._bytes_used = self._plan.bytes_on_disk()
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """What fails inside becomes trouble and goes no further. A folder whose index has failed is left."""
+        """A failure inside is the reason of `availability` and goes no further. A folder whose index fails is left."""
         try:
             yield
         except OSError as error:
-            self._suffer(in_words(error))
+            self._fail(in_words(error))
         except MemoryError:
-            self._suffer("there is not enough memory for the index")
+            self._fail("there is not enough memory for the index")
             self._leave()
         except IndexBroken as error:
-            self._suffer(str(error))
+            self._fail(str(error))
             self._leave()
 
-    def _suffer(self, what: str) -> None:
-        self.trouble = what
+    def _fail(self, what: str) -> None:
+        self._reason = what
         self._again = self._clock.now() + self._pause
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MOST)
 
     def _ready(self) -> OpenFolder | None:
-        """The folder where it may be written. It is entered anew after a pause for trouble, and at once when files are gone."""
+        """The folder if it may be written. It is entered anew after a pause for a failure, and at once when files are gone."""
         if self._clock.now() < self._again:
             return None
         if self._folder is not None and (self._folder.files.removed or not self._folder.writable):
@@ -309,39 +345,39 @@ class DiskStore:
         return self._folder if self._folder is not None and self._folder.writable else None
 
     def _narrow(self, folder: OpenFolder) -> None:
-        """The disk is full: what it has is the bound, less what the index needs, until it has more."""
+        """The disk is full: the space that it has, less the index's, is the bound until it has more."""
         folder.slots.give_back()
         self._room.narrow(folder.slots.bytes - folder.spare_bytes, self._clock.now())
         folder.slots.room_bytes = self._room.bytes
-        self.trouble = DISK_FULL
+        self._reason = DISK_FULL
 
     def _widen(self, folder: OpenFolder) -> None:
-        """As far as the file system says that there is something free; where it is wrong, the next record will tell."""
+        """Widen the bound to the space that the file system names; where it is wrong, the next write fails."""
         try:
-            found = os.statvfs(self._plan.folder)
+            found = os.statvfs(self.folder)
         except OSError:
             return
         self._room.widen(folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes, self._clock.now())
         folder.slots.room_bytes = self._room.bytes
         if not self._is_full(folder):
-            self.trouble = None
+            self._reason = None
 
     def _is_full(self, folder: OpenFolder) -> bool:
         return self._room.is_narrow and folder.slots.bytes + sum(self._plan.sizes) > self._room.bytes
 
     def _enter(self, *, first: bool) -> None:
-        self.trouble = None
+        self._reason = None
         with self._watched():
             try:
-                self._folder = OpenFolder(self._plan, self._owed)
+                self._folder = OpenFolder(self._plan, self.pending)
             except Unreachable as error:
                 if first:
                     raise
-                self._suffer(error.message)
+                self._fail(error.message)
         if self._folder is not None:
             self._folder.slots.room_bytes = self._room.bytes
             if not self._folder.writable:
-                self._suffer("the folder can only be read")
+                self._fail("the folder can only be read")
 
     def _leave(self) -> None:
         with self._reading:
@@ -351,34 +387,8 @@ class DiskStore:
             self._folder = None
 
 
-def _plan(folder: Path, formats: Sequence[RecordFormat], capacity_bytes: int) -> FolderPlan:
-    """Raises DoesNotFit where not one block has room."""
-    sizes = tuple(slot_bytes(one.record_bytes) for one in formats)
-    if _room(capacity_bytes, sizes) < sum(sizes):
-        raise DoesNotFit(
-            f"--kv-disk-bytes {capacity_bytes} is too little for one block of {counted(sum(sizes), 'byte')} and "
-            "the index of the folder; "
-            f"at least {_least(sizes)} would work."
-        )
-    index = index_bytes(capacity_bytes // min(sizes))
-    return FolderPlan(folder, sizes, capacity_bytes, _room(capacity_bytes, sizes), index, described(formats))
-
-
-def _room(capacity_bytes: int, sizes: Sequence[int]) -> int:
-    """For slots: what is left beside a page for the lock, and two indices, for one may be kept aside or written anew."""
-    return capacity_bytes - 2 * index_bytes(capacity_bytes // min(sizes)) - PAGE_BYTES
-
-
-def _least(sizes: Sequence[int]) -> int:
-    """Bytes that suffice for one block. An index grows by less than half a slot per slot, so this ends."""
-    least = 0
-    while (missing := sum(sizes) - _room(least, sizes)) > 0:
-        least += missing
-    return least
-
-
 def _read_direct(folder: OpenFolder, place: Place, number: int, direct: Direct, header: memoryview) -> bool:
-    """Read a payload to where it is wanted, if that is possible without waiting for the disk; whether it was."""
+    """Read a payload straight to its block if that takes no waiting for the disk; False: it does."""
     target = direct.begin(number)
     if target is None:
         return False

@@ -1,4 +1,4 @@
-"""The files of a disk store: one of slots per layer group, and the lock that keeps other engines out.
+"""Files of a disk store: slots of each layer group, and the locks that keep other engines and threads out.
 
 Slots are read and written with pread and pwrite, never mapped: a file that is cut short, a disk that fails and one that takes
 seconds are then a short read, an error number and a thread that waits, rather than the end of the process or a lock held.
@@ -11,56 +11,54 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from kveik.errors import Unreachable
 
+INDEX, DAMAGED, LOCK = "index", "index.damaged", "lock"
+
+DISK_FULL = "the disk is full"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-_SIGNED = b"kveik "
-"""What a lock begins with, in front of the process."""
 
 _fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
 """The C library's, which Python does not offer; None where there is none."""
 
 
-def odd_kind(file: Path) -> str | None:
-    """What a file is that no store could have made; None: a plain file, or nothing. Raises OSError."""
-    try:
-        mode = file.stat().st_mode
-    except FileNotFoundError:
-        return "a link that leads nowhere" if file.is_symlink() else None
-    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a device")
+def in_words(error: OSError) -> str:
+    """The cause of an error, without the path."""
+    return DISK_FULL if error.errno in FULL else error.strerror or type(error).__name__
 
 
 def open_plain(file: Path, flags: int) -> int:
-    """A plain file: opening a pipe would wait for its other end, and opening a device do whatever that does. Raises OSError."""
-    kind = odd_kind(file)
-    if kind is None:
-        fd = os.open(file, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+    """Opens a plain file and nothing else: a pipe would wait for its other end, a link lead elsewhere. Raises OSError."""
+    try:
+        fd = os.open(file, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW, 0o644)
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
         os.close(fd)
-        kind = "something else since a moment ago"
-    raise OSError(errno.EINVAL, f"{file.name} in it is {kind}, not a plain file")
-
-
-def beginning(file: Path, size: int) -> bytes:
-    """The first bytes of a plain file, none where there is no file. Raises OSError."""
-    try:
-        fd = open_plain(file, os.O_RDONLY)
-    except FileNotFoundError:
-        return b""
-    try:
-        return os.pread(fd, size, 0)
-    finally:
-        os.close(fd)
+    except PermissionError as error:
+        raise PermissionError(error.errno, f"there is no permission to use the file {file.name} in it") from error
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    raise OSError(errno.EINVAL, f"{file.name} in it is not a plain file")
 
 
 def slots_file(group: int) -> str:
-    """Its name."""
+    """Name of the file that holds a group's slots."""
     return f"records-{group}"
+
+
+def allocated_bytes(file: Path) -> int:
+    """Bytes that a file takes on the disk; 0 where there is none."""
+    try:
+        return file.lstat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 class SlotFiles:
@@ -144,6 +142,30 @@ class SlotFiles:
             os.close(self._fds.pop())
 
 
+class TwoThreads(RuntimeError):
+    """A bug: the second thread must wait for the first by other means."""
+
+    def __init__(self, inside: str, entering: str) -> None:
+        super().__init__(f"Thread '{entering}' changes a disk store while thread '{inside}' does. One at a time may.")
+
+
+class OneThread:
+    """Context that one thread at a time may enter: a second one is refused before it has done harm. Nobody waits."""
+
+    def __init__(self) -> None:
+        self._free = threading.Lock()
+        self._inside = ""
+
+    def __enter__(self) -> None:
+        me = threading.current_thread().name
+        if not self._free.acquire(blocking=False):
+            raise TwoThreads(self._inside, me)
+        self._inside = me
+
+    def __exit__(self, *error: object) -> None:
+        self._free.release()
+
+
 class FolderInUse(Unreachable):
     """Another process has a folder's lock."""
 
@@ -173,7 +195,7 @@ class FolderLock:
             self._lock(fd, file)
             if not read_only:
                 os.ftruncate(fd, 0)
-                os.pwrite(fd, _SIGNED + b"%d\n" % os.getpid(), 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         except (OSError, Unreachable):
             self.close()
             raise
@@ -194,13 +216,13 @@ class FolderLock:
             os.close(self._fds.pop())
 
 
-def is_lock(content: bytes) -> bool:
-    """Whether a file that begins like this is the lock of a store."""
-    return content.startswith(_SIGNED) and content.removeprefix(_SIGNED).strip().isdigit()
-
-
 def _holder(file: Path) -> str:
+    """Process that has written a lock."""
     try:
-        return beginning(file, 20).removeprefix(_SIGNED).decode("ascii", "replace").strip() or "unknown"
+        fd = open_plain(file, os.O_RDONLY)
     except OSError:
         return "unknown"
+    try:
+        return os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+    finally:
+        os.close(fd)

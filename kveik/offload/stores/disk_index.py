@@ -1,4 +1,4 @@
-"""Which record lies in which slot of the files beside it: a journal, written by one thread, read whole at start.
+"""Journal of a disk store: the slot of every record, written by one thread, read whole at start.
 
     head          magic with the layout's number, length and checksum of the description, the description; whole entries
     entry, 64     checksum, put or delete, group, bytes of the record, slot, key
@@ -16,30 +16,32 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from kveik.offload.stores.disk_files import beginning, open_plain
+from kveik.offload.stores.disk_files import open_plain
 from kveik.offload.stores.record import DIGEST_BYTES, RecordKey
 from kveik.offload.stores.slots import PAGE_BYTES, Place
 
-LAYOUT = 2
-"""Of the folder; another one's records are thrown away."""
+LAYOUT = 1
+"""Version of the folder's layout; records of another one are dropped."""
 
 LEAST_BYTES = 64 * PAGE_BYTES
 BYTES_PER_RECORD = 256
-"""GroupCapacity for four entries: a journal is written anew after three changes per record."""
+"""Space for four entries: a journal is written anew after three changes per record."""
 
 _PIECE_BYTES = 16_384 * 64
-"""Read at once; whole entries."""
+"""Most that is read at once; whole entries."""
 
 _NAME = b"kveik index "
 _HEAD = struct.Struct("<16sII")
 _ENTRY = struct.Struct(f"<IBxHIQ{DIGEST_BYTES}s12x")
 ENTRY_BYTES = _ENTRY.size
 _PUT, _DELETE = 1, 2
-_LMDB = (16, b"\xde\xc0\xef\xbe")
-"""Layout 1 was a file of LMDB, whose magic stands there."""
+
+
+PENDING_MOST = 65_536
+"""Keys that are remembered one by one, some 13 MB. Beyond, everything is pending that the index names and no slot holds."""
 
 
 class IndexBroken(Exception):
@@ -56,6 +58,54 @@ class AnotherLayout(IndexBroken):
 def index_bytes(records: int) -> int:
     """The most that an index of so many records takes, in whole pages."""
     return max(LEAST_BYTES, -(-records * BYTES_PER_RECORD // PAGE_BYTES) * PAGE_BYTES)
+
+
+class PendingDeletions:
+    """Deletions that the index has not recorded yet, because it could not be written. They survive until it can."""
+
+    def __init__(self) -> None:
+        self.keys: set[RecordKey] = set()
+        self.everything = False
+        """Everything that the index names and no slot holds."""
+
+        self._records: int | None = 0
+        """Upper bound of their number, where it is everything; None: unknown."""
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self.keys)
+
+    @property
+    def records(self) -> int | None:
+        """Upper bound of their number; None: unknown."""
+        return self._records if self.everything else len(self.keys)
+
+    def add(self, keys: Iterable[RecordKey]) -> None:
+        """Mark these as deleted."""
+        if not self.everything:
+            self.keys.update(keys)
+            if len(self.keys) > PENDING_MOST:
+                self.add_everything(len(self.keys))
+
+    def add_everything(self, records: int | None) -> None:
+        """Mark everything as deleted, at most so many records."""
+        self.everything, self._records = True, records
+        self.keys.clear()
+
+    def covers(self, key: RecordKey) -> bool:
+        return self.everything or key in self.keys
+
+    def narrow(self, named: Collection[RecordKey]) -> None:
+        """Keep only what the index names: nothing else can come back."""
+        if self.everything:
+            self._records = len(named)
+            self.everything = bool(named)
+        else:
+            self.keys.intersection_update(named)
+
+    def settle(self) -> None:
+        """Forget all: the index has recorded them."""
+        self.keys.clear()
+        self.everything = False
 
 
 class DiskIndex:
@@ -85,16 +135,16 @@ class DiskIndex:
 
     @property
     def description(self) -> bytes | None:
-        """What the slots mean, as it was written down; None: nothing yet."""
+        """Formats of the slots, as they were written down; None: nothing yet."""
         return self._description
 
     @property
     def too_long(self) -> bool:
-        """Whether there are entries that are not read."""
+        """True where entries are not read."""
         return self._first > self._start
 
     def places(self) -> dict[RecordKey, Place]:
-        """What holds, the oldest first. Raises OSError."""
+        """Records and their places, the oldest first. Raises OSError."""
         found, at = dict[RecordKey, Place](), self._first
         while at < self._end and (piece := _read(self._fd, at, min(self._end - at, _PIECE_BYTES))):
             _take_in(piece, found)
@@ -118,7 +168,7 @@ class DiskIndex:
         self._end += len(entries) * ENTRY_BYTES
 
     def begin(self, description: bytes, places: Iterable[tuple[RecordKey, Place]] = ()) -> None:
-        """Of this description, with these records only, on the disk when it returns. Raises OSError; then it is as it was."""
+        """Write it anew, with this description and these records only. Raises OSError, and is then unchanged."""
         head = _HEAD.pack(_magic(), len(description), zlib.crc32(description)) + description
         content = head.ljust(_whole(len(head)), b"\0") + b"".join(_entry(_PUT, key, place) for key, place in places)
         new = beside(self._file)
@@ -148,7 +198,7 @@ class DiskIndex:
         if not head:
             return None
         if not head.startswith(_magic()):
-            raise AnotherLayout if _is_ours(head) else IndexBroken("the index is damaged")
+            raise AnotherLayout if head.startswith(_NAME) else IndexBroken("the index is damaged")
         description = b""
         if len(head) == _HEAD.size:
             _, length, checksum = _HEAD.unpack(head)
@@ -158,7 +208,7 @@ class DiskIndex:
         return description
 
     def _look(self) -> None:
-        """What is written must be found by the next start: in this file, behind what was written before."""
+        """Raises IndexBroken where the next start would not find new entries in this file, behind the old ones."""
         try:
             found = self._file.stat()
         except OSError as error:
@@ -169,25 +219,9 @@ class DiskIndex:
             raise IndexBroken("the index was cut short")
 
 
-def is_index(file: Path) -> bool:
-    """Whether it begins as an index of this kind, of any version. Raises OSError."""
-    return beginning(file, _HEAD.size).startswith(_NAME)
-
-
-def is_former(file: Path) -> bool:
-    """Whether it begins as an index of layout 1, or as anything else that LMDB has written. Raises OSError."""
-    at, lmdb = _LMDB
-    return beginning(file, _HEAD.size)[at:].startswith(lmdb)
-
-
 def beside(file: Path) -> Path:
-    """Where an index is written anew."""
+    """Path at which an index is written anew."""
     return file.with_name(f"{file.name}.new")
-
-
-def _is_ours(head: bytes) -> bool:
-    at, lmdb = _LMDB
-    return head.startswith(_NAME) or head[at:].startswith(lmdb)
 
 
 def _magic() -> bytes:
@@ -205,7 +239,7 @@ def _entry(kind: int, key: RecordKey, place: Place) -> bytes:
 
 
 def _take_in(content: bytes, found: dict[RecordKey, Place]) -> None:
-    """What these entries say of what was found before them."""
+    """Apply these entries to the places found before them."""
     whole = memoryview(content)[: len(content) // ENTRY_BYTES * ENTRY_BYTES]
     for number, (checksum, kind, group, size, slot, block) in enumerate(_ENTRY.iter_unpack(whole)):
         if checksum != zlib.crc32(whole[number * ENTRY_BYTES + 4 : (number + 1) * ENTRY_BYTES]):

@@ -25,7 +25,7 @@ _PIECE = 1 << 15
 """torch adds and multiplies fewer values than this on the calling thread alone."""
 
 _PIECE_OF_FUNCTIONS = 1 << 11
-"""The same for functions, as the reciprocal."""
+"""The same bound for functions such as the reciprocal."""
 
 _ROUNDING = 1.5 * 2.0**23
 """A float32 this large has no fraction."""
@@ -57,7 +57,7 @@ class Codec(Protocol):
 
 
 class Raw:
-    """As they are. Right for pools that are quantised already, and where nothing may be lost."""
+    """Blocks as they are. Right for pools that are quantised already, and where nothing may be lost."""
 
     encoding = Encoding.RAW
 
@@ -80,7 +80,7 @@ class Int8Rows:
 
     head_dim: int
     dtype: torch.dtype
-    """Of the pool: bfloat16 or float32."""
+    """Type of the pool: bfloat16 or float32."""
 
     encoding = Encoding.INT8
 
@@ -131,7 +131,7 @@ class Int8Rows:
 
 
 def _pieces(rows: int, width: int) -> Iterator[slice]:
-    """Of rows with so many values each."""
+    """Slices of rows with so many values each."""
     step = max((_PIECE - 1) // width, 1)
     return (slice(start, start + step) for start in range(0, rows, step))
 

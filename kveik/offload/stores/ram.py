@@ -1,7 +1,7 @@
-"""Records in the memory of this machine, in slots of fixed size: nothing is allocated while serving, nothing fragments.
+"""Store of records in the memory of this machine, in slots of fixed size.
 
-Each group has address space for the whole bound; memory comes when a slot is first written, and
-goes when another group needs it.
+Nothing is allocated while serving, nothing fragments. Each group has address space for the whole bound; memory comes when a
+slot is first written, and goes when another group needs it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from kveik.clock import Clock
 from kveik.machine.address_space import address_space
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.encode import copy
 from kveik.offload.stores.record import Miss, RecordFormat, RecordKey, Refusal
 from kveik.offload.stores.slots import Slots, slot_bytes
@@ -21,7 +22,7 @@ _ADVICE = "ask for less with --kv-ram-bytes or --hybrid-kv-cache-fraction"
 
 
 def ram_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
-    """Of a `RamStore`."""
+    """Sizes of a `RamStore`."""
     return Extent(capacity_bytes, capacity_bytes, tuple(slot_bytes(one.record_bytes) for one in formats))
 
 
@@ -29,7 +30,7 @@ class RamStore:
     """A `Store` in memory. Lives as long as its process."""
 
     name = "ram"
-    trouble = None
+    availability = AVAILABLE
 
     def __init__(self, formats: Sequence[RecordFormat], capacity_bytes: int, clock: Clock) -> None:
         """`formats`: per group. Raises DoesNotFit where the system does not give the address space."""
@@ -44,7 +45,7 @@ class RamStore:
         self._memory = [memoryview(region) for region in self._regions]
 
     @property
-    def room_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         return self.capacity_bytes
 
     @property

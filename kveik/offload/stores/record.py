@@ -1,4 +1,4 @@
-"""One block of one layer group as bytes that can be trusted or refused: a header of 128 bytes, and the payload behind it.
+"""Record of one block of one layer group: a header of 128 bytes by which it is verified, and the payload.
 
     offset  bytes
          0      4   magic "KVKR"
@@ -14,7 +14,7 @@
        112     16   XXH3-128 of all before it and of the payload
        128      …   payload
 
-Numbers are little-endian. The checksum finds accidents, not attacks: who can write into a store can write what verifies.
+Numbers are little-endian. The checksum finds accidents, not attacks: whatever can write into a store can forge records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import xxhash
 MAGIC = b"KVKR"
 VERSION = 1
 DIGEST_BYTES = 32
-"""Of a fingerprint, and of a block's key."""
+"""Size of a fingerprint, and of a block's key."""
 
 CHECKSUM_BYTES = 16
 HEADER_BYTES = 128
@@ -45,20 +45,20 @@ class Encoding(IntEnum):
     """Byte for byte as in the pool."""
 
     INT8 = 1
-    """Rows of int8, then their scales: see `tiers/encode.py`."""
+    """Rows of int8, then their scales: see `encode.py`."""
 
 
 class Miss(StrEnum):
     """Why a record was not loaded."""
 
     ABSENT = "absent"
-    """The store does not have it, or no more."""
+    """The store does not have it."""
 
     TORN = "torn"
     """Too short, too long, or no record of this layout."""
 
     FOREIGN = "foreign"
-    """Of another model, another group or another block."""
+    """It is of another model, another group or another block."""
 
     DAMAGED = "damaged"
     """The checksum is wrong."""
@@ -67,7 +67,7 @@ class Miss(StrEnum):
     """The deadline passed, or nobody waits for it any more."""
 
     REFUSED = "refused"
-    """Not even tried: the tier has failed too often of late, is stuck, or has too much to do."""
+    """Not tried: reads of the tier are stopped after failures, or too many wait."""
 
     FAILED = "failed"
     """The store could not read."""
@@ -77,20 +77,20 @@ class Refusal(StrEnum):
     """Why a record was not stored."""
 
     FULL = "full"
-    """There is no room within the store's bound."""
+    """The store's bound is reached."""
 
     DROPPED = "dropped"
-    """There is no room in front of the store: it is slower than what comes."""
+    """Staging is full: blocks come faster than the store writes."""
 
     REFUSED = "refused"
-    """Not even tried: the tier has failed too often of late, or is closing."""
+    """Not tried: writes to the tier are stopped after failures, or it is closing."""
 
     FAILED = "failed"
     """The store could not write."""
 
 
 class RecordKey(NamedTuple):
-    """What a record is found by."""
+    """Key of a record."""
 
     group: int
     """Number of the layer group."""
@@ -101,7 +101,7 @@ class RecordKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """What every record of one layer group looks like in one tier."""
+    """Format of every record of one layer group in one tier."""
 
     fingerprint: bytes
     group: int
@@ -133,7 +133,7 @@ class RecordFormat:
         return self.verify_parts(record[:HEADER_BYTES], payload, key) or payload
 
     def verify_parts(self, header: memoryview, payload: memoryview, key: RecordKey) -> Miss | None:
-        """The same for a record whose header and payload lie apart; None: it is what was asked for."""
+        """The same for a record whose header and payload lie apart; None: it is the record asked for."""
         magic, version, encoding, group, tokens, size, fingerprint, block = _HEADER.unpack_from(header)
         if magic != MAGIC or version != VERSION or size != len(payload):
             return Miss.TORN

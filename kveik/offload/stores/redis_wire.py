@@ -1,4 +1,4 @@
-"""Round trips to a Redis or Valkey server, bounded in time and in bytes. Knows nothing of records.
+"""Round trips to a Redis or Valkey server, bounded in time and in bytes. Independent of records.
 
 The connections are those of redis-py, which finds the server, signs in and speaks TLS. What it leaves open is closed here:
 
@@ -28,25 +28,25 @@ with contextlib.suppress(ImportError):
     redis = importlib.import_module("redis")
 
 READ_BYTES = 1 << 16
-"""For lines; no line is longer. Values are read to where they stay."""
+"""Buffer for lines; a longer line is refused. Values are read to where they stay."""
 
 JOINED_BYTES = 1 << 16
-"""What is longer is sent from where it lies."""
+"""Parts that are longer are sent from where they lie."""
 
 Command = tuple[bytes | memoryview, ...]
 Fits = Callable[[Any], bool]
-"""Whether something can be the answer to a command."""
+"""True for an object that can be the answer to a command."""
 
 
 class Unanswered(Exception):
-    """In place of an answer."""
+    """Stands in place of an answer."""
 
     def __init__(self, why: str, *, told: bool) -> None:
         super().__init__(why)
         self.why = why
-        """In words for the log, and none of the server's."""
+        """Reason in words for the log, and none of the server's."""
         self.told = told
-        """The server may have been told, and may do it yet."""
+        """The server may have received the command, and may do it yet."""
 
 
 class Nonsense(Exception):
@@ -78,7 +78,7 @@ class Wire:
         self._free: deque[Any] = deque()
 
     def exchange(self, commands: Sequence[Command], fits: Sequence[Fits]) -> list[Any]:
-        """One answer to each, which fits; or the error that the server told, or `Unanswered`. In one round trip."""
+        """One answer to each, which fits, or the server's error, or `Unanswered`. In one round trip."""
         answers: list[Any] = []
         told = False
         connection = None
@@ -150,7 +150,7 @@ def _timed(kind: Any) -> Any:
         socket_timeout = property(left, lambda self, seconds: None)
 
         def more(self) -> bytes | None:
-            """Of what has come and nobody asked for; empty where the server has hung up, None where there is nothing."""
+            """Bytes that nobody asked for; empty where the server has hung up, None where there are none."""
             return self._parser.unread() or (b"" if self._sock is None else self._sock.more())
 
         def _connect(self) -> _Socket:
@@ -160,7 +160,7 @@ def _timed(kind: Any) -> Any:
 
 
 class _Socket:
-    """What the client and the parser use of a socket. Each call waits for `left()` seconds at most."""
+    """The calls of a socket that client and parser use. Each waits for `left()` seconds at most."""
 
     def __init__(self, socket: Any, left: Callable[[], float]) -> None:
         self._socket = socket
@@ -206,7 +206,7 @@ class _Answers:
         self._bytes = bytearray(READ_BYTES)
         self._buffer = memoryview(self._bytes)
         self._start = self._end = 0
-        """What was received and not read yet."""
+        """Bounds of the bytes that were received and not read yet."""
         self._socket: _Socket | None = None
 
     def on_connect(self, connection: Any) -> None:
@@ -216,7 +216,7 @@ class _Answers:
         self._socket = None
 
     def unread(self) -> bytes:
-        """What has come beyond what was read."""
+        """Bytes received and not read yet."""
         return bytes(self._buffer[self._start : self._end])
 
     def read_response(self, disable_decoding: bool = False, timeout: object = None) -> Any:
@@ -267,7 +267,7 @@ class _Answers:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a server has no room, which it tells."""
+    """True for the error of a server without room."""
     return isinstance(error, redis.exceptions.OutOfMemoryError)
 
 
@@ -290,7 +290,7 @@ def _answer(connection: Any, fits: Fits) -> Any:
 
 
 def _packed(commands: Sequence[Command]) -> list[bytes | bytearray | memoryview]:
-    """What is sent, in pieces."""
+    """Commands as they are sent, in pieces."""
     pieces: list[bytes | bytearray | memoryview] = []
     joined = bytearray()
     for parts in commands:
@@ -307,7 +307,7 @@ def _packed(commands: Sequence[Command]) -> list[bytes | bytearray | memoryview]
 
 
 def _why(error: BaseException) -> str:
-    """In words for the log: the system's or the client's, none of the server's."""
+    """Reason in words for the log: the system's or the client's, none of the server's."""
     if isinstance(error, Nonsense):
         return "answers nonsense"
     cause: BaseException | None = error

@@ -1,12 +1,12 @@
-"""Records in a Redis or Valkey server that several engines share, found by asking.
+"""Store of records in a Redis or Valkey server that several engines share.
 
     key of the server   = "kveik:" ++ 16 hexadecimal digits of the format ++ ":" ++ group ++ ":" ++ the block's key, 32 bytes
     value               = the record; it expires after the time to live
 
-The server's memory is the server's to bound (maxmemory). Ours is a bound on what this engine believes to have there
-(`written.py`): what it wrote within the last time to live, as far as it is not known to be gone. A thread waits for an
-exchange (`wire.py`) no longer than twice the timeout, and a request for that thread no longer than its deadline. Whatever a
-server answers, nothing is raised.
+The server bounds its own memory (maxmemory). Our bound is on the records that this engine assumes to be there (`written.py`):
+those that it wrote within the last time to live and that are not known to be gone. A thread waits for an exchange
+(`redis_wire.py`) no longer than twice the timeout, and a request for that thread no longer than its deadline. No answer of a
+server raises anything.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kveik.clock import Clock, SystemClock
+from kveik.observe.events import TierState
+from kveik.offload.availability import AVAILABLE, Availability
 from kveik.offload.stores.address import shown
 from kveik.offload.stores.record import VERSION, Miss, RecordFormat, RecordKey, Refusal
 from kveik.offload.stores.redis_wire import Command, Fits, Unanswered, Wire, is_full
@@ -31,26 +33,26 @@ PROBE_BATCH = 512
 CHECKED = b"kveik:check"
 
 CHORES_SECONDS, CHORES_MOST = 1.0, 64
-"""How often, and how many records at most, are looked for beside what is asked anyway: the server may have evicted them."""
+"""Interval and number of records that are looked up besides, because the server may have evicted them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteLimits:
-    """How much, how long."""
+    """Bounds of a remote store."""
 
     capacity_bytes: int = 1 << 30
-    """What this engine may have written within the last time to live."""
+    """Bytes that this engine may have written within the last time to live."""
 
     ttl_seconds: int = 86_400
-    """A record that was not written again for so long is gone."""
+    """Time after which a record that was not written again is gone."""
 
     timeout_seconds: float = 1.0
-    """So long a server may be silent. All that is asked at once, with a connection where there is none, takes twice that at
-    most: as long as a breaker takes for too long."""
+    """Time for which a server may be silent. One exchange, connecting included, takes twice that at most: as long as a
+    breaker's timeout."""
 
 
 def remote_extent(formats: Sequence[RecordFormat], capacity_bytes: int) -> Extent:
-    """Of a `RemoteStore`."""
+    """Sizes of a `RemoteStore`."""
     return Extent(capacity_bytes, capacity_bytes, tuple(one.record_bytes for one in formats))
 
 
@@ -64,10 +66,11 @@ class RemoteStore:
         without the client's package.
         """
         self.capacity_bytes = limits.capacity_bytes
-        self._troubles: dict[bool, str | None] = {False: None, True: None}
-        """With reading and with writing."""
+        self._reads_failed: str | None = None
+        self._writes_failed: str | None = None
+        """Reasons, until a read or a write succeeds."""
         self._bytes_failed = 0
-        """Of the largest command of a write that went wrong, for as long as there is trouble with writing."""
+        """Size of the largest command of a write that has failed, until a write of that size succeeds."""
         self._limits = limits
         self._clock = clock
         self.formats: Sequence[RecordFormat] = tuple(formats)
@@ -81,11 +84,14 @@ class RemoteStore:
         self._chores_after = float("-inf")
 
     @property
-    def trouble(self) -> str | None:
-        return self._troubles[False] or self._troubles[True]
+    def availability(self) -> Availability:
+        if (reason := self._reads_failed) is not None:
+            return Availability(TierState.UNAVAILABLE, reason)
+        reason = self._writes_failed
+        return AVAILABLE if reason is None else Availability(TierState.DEGRADED, reason)
 
     @property
-    def room_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         return self.capacity_bytes
 
     @property
@@ -100,7 +106,7 @@ class RemoteStore:
         return self.formats[group].record_bytes
 
     def put_many(self, records: Sequence[tuple[RecordKey, memoryview]]) -> list[Refusal | None]:
-        """One round trip. What the server has no room for is as full as what is beyond our own bound."""
+        """One round trip. FULL is beyond our own bound, or beyond the server's."""
         refusals: list[Refusal | None] = [Refusal.FULL] * len(records)
         sent, room = [], self.capacity_bytes - self.bytes_used
         for number, (_, record) in enumerate(records):
@@ -108,7 +114,7 @@ class RemoteStore:
                 room -= len(record)
                 sent.append(number)
         ttl = b"%d" % self._limits.ttl_seconds
-        commands = [(b"SET", self._name(records[at][0]), records[at][1], b"EX", ttl) for at in sent]
+        commands = [(b"SET", self.server_key(records[at][0]), records[at][1], b"EX", ttl) for at in sent]
         now = self._clock.now()
         for number, answer in zip(sent, self._ask(commands, _is_ok, writing=True), strict=True):
             key, record = records[number]
@@ -138,12 +144,12 @@ class RemoteStore:
         return misses + [Miss.FAILED] * (len(keys) - len(misses))
 
     def probe_many(self, keys: Sequence[RecordKey], deadline: float) -> list[bool | None]:
-        """Asks the server, so that what other engines wrote is found."""
+        """Asks the server, so that records of other engines are found."""
         found: list[bool | None] = []
         for batch in _batches(keys, PROBE_BATCH):
             if self._clock.now() > deadline:
                 return found + [False] * (len(keys) - len(found))
-            answers = self._ask([(b"EXISTS", self._name(key)) for key in batch], _is_count)
+            answers = self._ask([(b"EXISTS", self.server_key(key)) for key in batch], _is_count)
             found += [None if isinstance(answer, Exception) else answer == 1 for answer in answers]
             if _is_lost(answers):
                 break
@@ -166,7 +172,7 @@ class RemoteStore:
             lost = _is_lost(answers)
 
     def serves(self, *, writing: bool) -> bool:
-        """With a name that is no record's, which is gone at once. Where a write went wrong, one as large is tried."""
+        """Tries a name that is not a record's and expires at once. After a failed write, one as large is tried."""
         if writing:
             [answer] = self._ask([_trial(self._bytes_failed)], _is_ok, writing=True)
             if _is_ok(answer):
@@ -177,36 +183,41 @@ class RemoteStore:
         return not isinstance(answer, Exception)
 
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
-        """What this engine wrote, as far as it has not expired; what others wrote is found by asking only."""
+        """Records that this engine wrote and that have not expired; those of others are found by `probe_many` only."""
         return iter(self._written.entries(self._clock.now()))
 
     def give_back(self) -> None:
-        """The server's memory is its own concern."""
+        """Does nothing: the server manages its memory."""
 
     def clear(self) -> None:
-        """What this engine wrote."""
+        """Deletes the records that this engine wrote."""
         self.delete_many([key for key, _ in self.contents()])
 
     def close(self) -> None:
         self._wire.close()
 
-    def _name(self, key: RecordKey) -> bytes:
+    def check(self) -> None:
+        """The list of records agrees with its sums."""
+        self._written.check()
+
+    def server_key(self, key: RecordKey) -> bytes:
+        """The server's key of a record."""
         return self._prefixes[key.group] + key.block
 
     def _get(self, key: RecordKey) -> Command:
-        """No more than shows that the value is longer than a record."""
-        return b"GETRANGE", self._name(key), b"0", b"%d" % self.cost_bytes(key.group)
+        """Reads one byte more than a record, so that a longer value shows."""
+        return b"GETRANGE", self.server_key(key), b"0", b"%d" % self.cost_bytes(key.group)
 
     def _unlink(self, key: RecordKey) -> Command:
-        return b"UNLINK", self._name(key)
+        return b"UNLINK", self.server_key(key)
 
     def _ask(self, commands: Sequence[Command], fits: Fits, *, writing: bool = False, proves: bool = True) -> list[Any]:
-        """The answer to each, or an exception, in one round trip. `proves`: that it goes well may end a trouble."""
+        """The answer to each, or an exception, in one round trip. `proves`: a success may end a failure."""
         if not commands:
             return []
         now = self._clock.now()
         removed, looked_for = self._chores(now)
-        chores = [self._unlink(key) for key, _ in removed] + [(b"EXISTS", self._name(key)) for key, _ in looked_for]
+        chores = [self._unlink(key) for key, _ in removed] + [(b"EXISTS", self.server_key(key)) for key, _ in looked_for]
         answers = self._wire.exchange([*commands, *chores], [fits] * len(commands) + [_is_count] * len(chores))
         if not _is_lost(answers):
             self._written.answered(now)
@@ -218,38 +229,38 @@ class RemoteStore:
             if answer == 0:
                 self._written.missing(key, entry)
         wrong = {at: one for at, one in enumerate(own) if isinstance(one, Exception) and not _is_other_type(one)}
-        trouble = _trouble(next(iter(wrong.values()), answers[-1] if _is_lost(answers) else None))
+        reason = _reason(next(iter(wrong.values()), answers[-1] if _is_lost(answers) else None))
         if writing:
-            self._judge_write([_bytes(one) for one in commands], wrong, trouble, proves=proves)
+            self._judge_write([_bytes(one) for one in commands], wrong, reason, proves=proves)
         else:
-            self._troubles[False] = trouble
+            self._reads_failed = reason
         return own
 
-    def _judge_write(self, sizes: Sequence[int], wrong: Iterable[int], trouble: str | None, *, proves: bool) -> None:
-        """What is smaller than what went wrong may fit where that does not, which proves nothing."""
-        if trouble is not None:
-            self._troubles[True] = trouble
+    def _judge_write(self, sizes: Sequence[int], wrong: Iterable[int], reason: str | None, *, proves: bool) -> None:
+        """A write smaller than one that has failed may fit where that does not, so its success proves nothing."""
+        if reason is not None:
+            self._writes_failed = reason
             self._bytes_failed = max([self._bytes_failed, *(sizes[at] for at in wrong)])
         elif proves and max(sizes) >= self._bytes_failed:
-            self._troubles[True], self._bytes_failed = None, 0
+            self._writes_failed, self._bytes_failed = None, 0
 
     def _chores(self, now: float) -> tuple[list[tuple[RecordKey, Entry]], list[tuple[RecordKey, Entry]]]:
-        """What is removed and what is looked for on this occasion, so that the books agree with what the server has."""
+        """Records to remove and to look up besides, so that our list agrees with the server's."""
         if now < self._chores_after:
             return [], []
         self._chores_after = now + CHORES_SECONDS
         return self._written.to_settle(now, CHORES_MOST), self._written.to_look_at(CHORES_MOST)
 
 
-def _trouble(error: Exception | None) -> str | None:
-    """In words for the log, and none of the server's."""
+def _reason(error: Exception | None) -> str | None:
+    """Reason in words for the log, and none of the server's."""
     if error is None:
         return None
     return error.why if isinstance(error, Unanswered) else f"refuses ({type(error).__name__})"
 
 
 def _trial(size: int) -> Command:
-    """To write so many bytes at least, which expire at once."""
+    """Command that writes so many bytes at least, which expire at once."""
     around = b"SET", CHECKED, b"PX", b"1"
     return b"SET", CHECKED, bytes(max(size - _bytes(around), 0)), b"PX", b"1"
 
@@ -259,12 +270,12 @@ def _bytes(command: Command) -> int:
 
 
 def _is_lost(answers: Sequence[Any]) -> bool:
-    """Whether the connection ended before all had been answered."""
+    """True where the connection ended before all had been answered."""
     return isinstance(answers[-1], Unanswered)
 
 
 def _is_other_type(answer: Any) -> bool:
-    """Somebody keeps something else under that name, and the server is well."""
+    """True where the name holds something that is not a record; the server serves."""
     return isinstance(answer, Exception) and str(answer).startswith("WRONGTYPE ")
 
 

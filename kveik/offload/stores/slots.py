@@ -1,4 +1,4 @@
-"""Which record lies in which slot of which group, within one bound in bytes for all groups.
+"""Slots of each group, and the record in each, within one bound in bytes for all groups.
 
     slots of a group, all of one size:   0 1 2 3 4 5 6 │ end
                                          R f R h R r f
@@ -30,7 +30,7 @@ class Place:
     group: int
     slot: int
     bytes: int
-    """Of the record; the slot may be larger."""
+    """Size of the record; the slot may be larger."""
 
     readers: int = 0
     forgotten: bool = False
@@ -54,14 +54,14 @@ def slot_bytes(record_bytes: int) -> int:
 
 
 class Slots:
-    """The books of a store whose memory is cut into slots."""
+    """Slots of a store, and the records in them."""
 
     def __init__(self, sizes: Sequence[int], capacity_bytes: int, give_back: Callable[[int, int, int], bool]) -> None:
         """`sizes`: bytes of a slot, per group. `give_back(group, first, count)`: make these holes; False: the system cannot."""
         assert all(size % PAGE_BYTES == 0 for size in sizes), "slots are whole pages"
         self.capacity_bytes = capacity_bytes
         self.room_bytes = capacity_bytes
-        """The bound as long as the system has no more to give; what is beyond it goes as it is forgotten."""
+        """Bound while the system has no more to give; records beyond it stay until they are deleted."""
 
         self._give_back = give_back
         self._shelves = [_Shelf(size) for size in sizes]
@@ -86,11 +86,11 @@ class Slots:
         return self._shelves[group].end
 
     def fits(self, group: int, record_bytes: int) -> bool:
-        """Whether a record of this size has a place in a slot of this group at all."""
+        """True where a record of this size fits a slot of this group."""
         return group < len(self._shelves) and record_bytes <= self._shelves[group].slot_bytes
 
     def take(self, key: RecordKey, record_bytes: int) -> Place | None:
-        """A slot to write a record into, which nobody sees yet; None: no room."""
+        """A slot to write a record into, not visible yet; None: the bound is reached."""
         with self._lock:
             slot = self._take(key.group)
             if slot is None and key in self._places:
@@ -148,7 +148,7 @@ class Slots:
                 self._free(place)
 
     def forget(self, key: RecordKey) -> bool:
-        """Whether it was there."""
+        """Delete a record; False: it was not there."""
         with self._lock:
             return self._forget(key)
 
@@ -266,7 +266,7 @@ class Slots:
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """What lies side by side of these, in order: (first, count)."""
+    """Runs of adjacent slots, in order: (first, count)."""
     start = 0
     for place in range(1, len(slots) + 1):
         if place == len(slots) or slots[place] != slots[place - 1] + 1:

@@ -1,7 +1,7 @@
-"""What every tier's store does. It does what it is told and says how it went; what is kept is not its concern.
+"""Protocol of a tier's store. It carries out orders and reports how they ended; others decide which records it keeps.
 
-A store never raises upward: what cannot be had is a `Miss`, what cannot be kept a `Refusal`, and `trouble` says what is wrong.
-One thread reads, another writes, and any thread may ask for sizes.
+A store never raises upward: a record that cannot be read is a `Miss`, one that cannot be kept a `Refusal`, and `availability`
+has the reason. One thread reads, another writes, and any thread may ask for sizes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from kveik.offload.availability import Availability
 from kveik.offload.stores.record import Miss, RecordFormat, RecordKey, Refusal
 
 Use = Callable[[int, memoryview], None]
@@ -38,8 +39,8 @@ class Extent:
     """How much a store holds, which can be said before there is one."""
 
     capacity_bytes: int
-    room_bytes: int
-    """What the costs of all records may sum up to."""
+    usable_bytes: int
+    """Bound of the sum of all records' costs."""
 
     costs: tuple[int, ...]
     """What one record takes of it, per group."""
@@ -54,8 +55,8 @@ class Store(Protocol):
     """What its records look like, per group."""
 
     @property
-    def room_bytes(self) -> int:
-        """What the costs of all records may sum up to: the capacity without what the store needs for itself."""
+    def usable_bytes(self) -> int:
+        """Bound of the sum of all records' costs: the capacity without the bytes that the store needs for itself."""
         ...
 
     @property
@@ -69,8 +70,8 @@ class Store(Protocol):
     def records(self) -> int: ...
 
     @property
-    def trouble(self) -> str | None:
-        """What is wrong at the moment, in words for the log; None: nothing."""
+    def availability(self) -> Availability:
+        """Its state at the moment, with the reason in words for the log."""
         ...
 
     def cost_bytes(self, group: int) -> int:
@@ -115,10 +116,10 @@ class Store(Protocol):
 
 @runtime_checkable
 class Reachable(Protocol):
-    """A store elsewhere, which may be gone, or wrong from the start."""
+    """A remote store, which may be gone, or wrong from the start."""
 
     def serves(self, *, writing: bool) -> bool:
-        """Whether it reads, or writes, as one can tell without a record. `trouble` says the same afterwards."""
+        """True where it reads, or writes, as far as can be told without a record. Updates `availability`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What one engine believes to have in a server that others share: what it wrote, until it expires or is known to be gone.
+"""Records that one engine assumes to be in a shared server: those it wrote, until they expire or are known to be gone.
 
 put ──answered──────────────▶ sure ──expired, deleted, or looked for and not found──▶ forgotten
  └──no answer──▶ unsure ──removed, once the server has answered for a while──▶ forgotten
@@ -34,7 +34,7 @@ class Written:
         self._entries: OrderedDict[RecordKey, Entry] = OrderedDict()
         self._bytes = 0
         self._unsure: dict[RecordKey, float] = {}
-        """Those that may be there or not, and from when on that can be settled; infinity until the server answers."""
+        """Records that may be there or not -> time from which that can be settled; infinity until the server answers."""
 
         self._to_look_at: list[RecordKey] = []
         self._lock = threading.Lock()
@@ -46,13 +46,13 @@ class Written:
             return len(self._entries), self._bytes
 
     def entries(self, now: float) -> list[tuple[RecordKey, int]]:
-        """Everything, and what it takes."""
+        """All keys and their bytes."""
         with self._lock:
             self._expire(now)
             return [(key, entry.bytes) for key, entry in self._entries.items()]
 
     def seen(self, keys: Iterable[RecordKey]) -> list[tuple[RecordKey, Entry]]:
-        """Those of them that are believed to be there, as they are now: for `missing`."""
+        """Entries of those that are assumed to be there: for `missing`."""
         with self._lock:
             return [(key, entry) for key in keys if (entry := self._entries.get(key)) is not None]
 
@@ -75,7 +75,7 @@ class Written:
             self._unsure |= {key: float("inf") for key in keys if key in self._entries}
 
     def missing(self, key: RecordKey, entry: Entry) -> None:
-        """It was not there when it was asked for. What may still come is not given up for that."""
+        """It was not there when it was asked for; an unsure one stays, because it may still come."""
         with self._lock:
             if self._entries.get(key) is entry and key not in self._unsure:
                 self._forget(key)

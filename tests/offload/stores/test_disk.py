@@ -12,10 +12,11 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import Unreachable
-from kveik.offload.exclusive import TwoThreads
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk import DiskStore
-from kveik.offload.stores.disk_index import DiskIndex
-from kveik.offload.stores.disk_left import store_at
+from kveik.offload.stores.disk_files import TwoThreads
+from kveik.offload.stores.disk_index import DiskIndex, index_bytes
+from kveik.offload.stores.disk_offline import store_at
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
 from tests.offload.stores.records import FORMATS, format_of, key_of, pairs, payloads, read
@@ -47,7 +48,7 @@ def opened_in(folder: Path, clock: StepClock) -> DiskStore:
 
 def again(store: DiskStore, clock: StepClock, capacity: int = 4 * MIB) -> DiskStore:
     store.close()
-    return DiskStore(store._plan.folder, FORMATS, capacity, clock)
+    return DiskStore(store.folder, FORMATS, capacity, clock)
 
 
 def test_what_was_stored_is_there_after_a_restart(store: DiskStore, clock: StepClock) -> None:
@@ -99,7 +100,7 @@ def test_a_smaller_bound_after_a_restart_is_kept_too(store: DiskStore, clock: St
     store.put_many(pairs(range(300), 1))
     opened = again(store, clock, 2 * MIB)
     assert 0 < opened.records < 300
-    assert opened.bytes_used == scanned(opened._plan.folder) <= 2 * MIB
+    assert opened.bytes_used == scanned(opened.folder) <= 2 * MIB
     assert verify(opened).misses == {}
     opened.close()
 
@@ -111,20 +112,20 @@ def test_the_index_shrinks_with_the_bound(tmp_path: Path, clock: StepClock) -> N
     store.close()
     opened = DiskStore(tmp_path, FORMATS, MIB, clock)
     assert opened.bytes_used == scanned(tmp_path) <= MIB
-    assert opened.records == opened.room_bytes // 4096
+    assert opened.records == opened.usable_bytes // 4096
     kept = [number for number in range(8000) if opened.probe_many([key_of(number, 2)], 0.0) == [True]]
     assert read(opened, kept, 2) == payloads(kept, 2)
     opened.close()
 
 
 def test_an_index_is_written_anew_before_it_outgrows_its_bound(store: DiskStore, clock: StepClock) -> None:
-    index, sizes = store._plan.folder / "index", list[int]()
+    index, sizes = store.folder / "index", list[int]()
     for turn in range(120):
         assert store.put_many(pairs(range(turn, turn + 40), 2)) == [None] * 40
         store.delete_many([key_of(number, 2) for number in range(turn, turn + 40, 2)])
         sizes.append(index.stat().st_size)
     assert any(later < sooner for sooner, later in itertools.pairwise(sizes))
-    assert max(sizes) <= store._plan.index_bytes
+    assert max(sizes) <= index_bytes(4 * MIB // 4096)
     before = dict(store.contents())
     opened = again(store, clock)
     assert dict(opened.contents()) == before
@@ -137,7 +138,7 @@ def test_an_index_overwritten_under_a_running_store_raises_nothing_then_or_later
     clock = StepClock()
     store = opened_in(tmp_path, clock)
     store.put_many(pairs(range(100)))
-    file, chance = store._plan.folder / "index", random.Random(seed)
+    file, chance = store.folder / "index", random.Random(seed)
     with file.open("r+b") as opened:
         opened.seek(chance.choice((0, 64, 512, 1 << 12)))
         opened.write(chance.randbytes(chance.choice((1, 100, 1 << 14))))
@@ -158,9 +159,9 @@ def test_an_index_overwritten_under_a_running_store_raises_nothing_then_or_later
 def test_records_of_another_model_are_thrown_away(store: DiskStore, clock: StepClock) -> None:
     store.put_many(pairs(range(9)))
     store.close()
-    other = DiskStore(store._plan.folder, [format_of(0, 5000)], 4 * MIB, clock)
+    other = DiskStore(store.folder, [format_of(0, 5000)], 4 * MIB, clock)
     assert other.records == 0
-    assert other.bytes_used == scanned(store._plan.folder) < MIB
+    assert other.bytes_used == scanned(store.folder) < MIB
     other.close()
 
 
@@ -174,7 +175,7 @@ def test_a_deadline_that_has_passed_is_late(store: DiskStore, clock: StepClock) 
 
 def test_a_thousand_flipped_bits_are_a_thousand_misses(store: DiskStore) -> None:
     store.put_many(pairs(range(50)))
-    file, chance = store._plan.folder / "records-0", random.Random(1)
+    file, chance = store.folder / "records-0", random.Random(1)
     content, missed = bytearray(file.read_bytes()), 0
     for _ in range(1000):
         number = chance.randrange(50)
@@ -196,7 +197,7 @@ def test_a_thousand_flipped_bits_are_a_thousand_misses(store: DiskStore) -> None
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4096 + 127, 4096 + 128, 8192 + 3127, 10 * 4096])
 def test_files_cut_short_under_a_running_store_give_misses(store: DiskStore, clock: StepClock, size: int) -> None:
     store.put_many(pairs(range(10)))
-    with (store._plan.folder / "records-0").open("r+b") as file:
+    with (store.folder / "records-0").open("r+b") as file:
         file.truncate(size)
     whole = (size + 4096 - FORMATS[0].record_bytes) // 4096
     assert read(store, range(10)) == [*payloads(range(whole)), *[Miss.TORN] * (10 - whole)]
@@ -211,13 +212,13 @@ def test_files_cut_short_under_a_running_store_give_misses(store: DiskStore, clo
 @pytest.mark.parametrize("size", [0, 100, 4096, 8192, 12288])
 def test_an_index_cut_short_is_left_and_begun_anew(store: DiskStore, clock: StepClock, size: int) -> None:
     store.put_many(pairs(range(100)))
-    with (store._plan.folder / "index").open("r+b") as file:
+    with (store.folder / "index").open("r+b") as file:
         file.truncate(size)
     refused = store.put_many(pairs([200]))
     assert refused in ([Refusal.FAILED], [None])
     clock.advance(1e3)
     assert store.put_many(pairs([200])) == [None]
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert read(store, [200]) == payloads([200])
     opened = again(store, clock)
     assert read(opened, [200]) == payloads([200])
@@ -232,66 +233,66 @@ def test_an_index_with_flipped_bits_opens_and_serves_nothing_wrong(tmp_path: Pat
         store.put_many(pairs(range(start, start + 20)))
     store.delete_many([key_of(number) for number in range(0, 200, 3)])
     store.close()
-    file, chance = store._plan.folder / "index", random.Random(seed)
+    file, chance = store.folder / "index", random.Random(seed)
     content = bytearray(file.read_bytes())
     for _ in range(4):
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     file.write_bytes(content)
-    opened = DiskStore(store._plan.folder, FORMATS, 4 * MIB, clock)
+    opened = DiskStore(store.folder, FORMATS, 4 * MIB, clock)
     for number, found in enumerate(read(opened, range(200))):
         assert isinstance(found, Miss) or [found] == payloads([number])
     opened.put_many(pairs(range(300, 340)))
     clock.advance(1e3)
     assert opened.put_many(pairs(range(300, 340))) == [None] * 40
     assert read(opened, range(300, 340)) == payloads(range(300, 340))
-    assert scanned(store._plan.folder) <= opened.capacity_bytes
+    assert scanned(store.folder) <= opened.capacity_bytes
     opened.close()
 
 
 def test_an_index_that_is_none_is_kept_aside_once(store: DiskStore, clock: StepClock) -> None:
-    folder = store._plan.folder
+    folder = store.folder
     for content in (b"first" * 2000, b"second" * 2000):
         store.put_many(pairs(range(9)))
         store.close()
         (folder / "index").write_bytes(content)
         store = DiskStore(folder, FORMATS, 4 * MIB, clock)
         assert (folder / "index.damaged").read_bytes() == content
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         assert store.bytes_used == scanned(folder)
     store.close()
 
 
 def test_files_deleted_under_a_running_store_are_begun_anew(store: DiskStore) -> None:
     store.put_many(pairs(range(9)))
-    for file in store._plan.folder.iterdir():
+    for file in store.folder.iterdir():
         file.unlink()
-    store._plan.folder.rmdir()
+    store.folder.rmdir()
     assert read(store, [1]) == payloads([1])
     assert store.put_many(pairs([20])) == [None]
     assert store.records == 1
     assert read(store, [1, 20]) == [Miss.ABSENT, *payloads([20])]
-    assert store.bytes_used == scanned(store._plan.folder)
+    assert store.bytes_used == scanned(store.folder)
 
 
 def test_an_index_deleted_under_a_running_store_costs_a_pause(store: DiskStore, clock: StepClock) -> None:
     store.put_many(pairs(range(9)))
-    (store._plan.folder / "index").unlink()
+    (store.folder / "index").unlink()
     assert store.put_many(pairs([20])) == [Refusal.FAILED]
-    assert store.trouble == "the index was removed"
+    assert store.availability.reason == "the index was removed"
     assert store.put_many(pairs([20])) == [Refusal.REFUSED]
     clock.advance(2.0)
     assert store.put_many(pairs([20])) == [None]
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
 
 
 def test_a_folder_can_be_looked_at_without_its_model_and_is_left_as_it_was(store: DiskStore, clock: StepClock) -> None:
     for group in range(3):
         store.put_many(pairs(range(20), group))
-    with pytest.raises(Unreachable, match=f"{store._plan.folder} is in use"):
-        store_at(store._plan.folder, clock)
+    with pytest.raises(Unreachable, match=f"{store.folder} is in use"):
+        store_at(store.folder, clock)
     before = set(store.contents())
     store.close()
-    found = store_at(store._plan.folder, clock)
+    found = store_at(store.folder, clock)
     assert set(found.contents()) == before
     assert verify(found).misses == {}
     opened = again(found, clock)
@@ -299,55 +300,21 @@ def test_a_folder_can_be_looked_at_without_its_model_and_is_left_as_it_was(store
     opened.close()
 
 
-def test_a_folder_without_a_store_is_left_alone(tmp_path: Path, clock: StepClock) -> None:
-    (tmp_path / "mine").write_text("x")
-    with pytest.raises(Unreachable, match="no cached blocks"):
-        store_at(tmp_path, clock)
-    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
-
-
-@pytest.mark.parametrize("names", [["notes"], ["probe", "lock", "index", "records-0"], ["index"], ["records-0", "lock"]])
-def test_a_folder_with_files_of_others_is_refused_by_name_and_left_as_it_was(
-    tmp_path: Path, clock: StepClock, names: list[str]
-) -> None:
-    for name in names:
-        (tmp_path / name).write_text("precious" * 5000)
-    with pytest.raises(Unreachable, match=rf"{tmp_path} .*{min(names)}.*--kv-disk"):
-        DiskStore(tmp_path, FORMATS, 4 * MIB, clock)
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(names)
-    assert all((tmp_path / name).read_text() == "precious" * 5000 for name in names)
-
-
 @pytest.mark.parametrize("missing", ["index", "lock", "records-0", "lock records-1"])
-def test_a_folder_of_ours_is_known_when_part_of_it_is_gone(store: DiskStore, clock: StepClock, missing: str) -> None:
+def test_a_folder_of_which_a_part_is_gone_is_used_all_the_same(store: DiskStore, clock: StepClock, missing: str) -> None:
     store.put_many(pairs(range(9)))
     store.close()
     for name in missing.split():
-        (store._plan.folder / name).unlink()
-    (store._plan.folder / "probe").write_text("somebody else's")
+        (store.folder / name).unlink()
     opened = again(store, clock)
     assert opened.records == (0 if missing in ("index", "records-0") else 9)
     assert opened.put_many(pairs([20])) == [None]
-    assert (store._plan.folder / "probe").read_text() == "somebody else's"
     opened.close()
-
-
-def test_what_somebody_puts_in_the_place_of_a_removed_folder_is_left_alone(store: DiskStore, clock: StepClock) -> None:
-    folder = store._plan.folder
-    store.put_many(pairs(range(9)))
-    for file in folder.iterdir():
-        file.unlink()
-    (folder / "index").write_text("precious")
-    for _ in range(3):
-        assert store.put_many(pairs([20])) != [None]
-        clock.advance(400.0)
-    assert store.trouble == "the folder holds files of others"
-    assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("index", "precious")]
 
 
 def test_records_that_cost_no_more_than_the_room_all_fit(store: DiskStore) -> None:
     stored = store.put_many(pairs(range(1000)))
-    fit = store.room_bytes // store.cost_bytes(0)
+    fit = store.usable_bytes // store.cost_bytes(0)
     assert 700 < fit < 1000
     assert stored == [None] * fit + [Refusal.FULL] * (1000 - fit)
 

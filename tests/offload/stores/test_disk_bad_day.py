@@ -16,9 +16,10 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import BadValue, Unreachable
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
-from kveik.offload.stores.disk_check import check_folder
 from kveik.offload.stores.disk_files import SlotFiles
+from kveik.offload.stores.disk_folder import check_folder
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.store import verify
 from tests.offload.stores.disk_writer import CAPACITY, NUMBERS
@@ -51,7 +52,7 @@ def kill_and_judge(folder: Path, seed: int) -> None:
     process.kill()
     after, _ = process.communicate()
     store = DiskStore(folder, FORMATS, CAPACITY, StepClock())
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert not (folder / "index.damaged").exists()
     store.check()
     assert verify(store).misses == {}
@@ -91,7 +92,7 @@ def test_an_index_cut_short_while_it_is_written_ends_nobody(tmp_path: Path, size
     process.kill()
     process.communicate()
     store = DiskStore(tmp_path, FORMATS, CAPACITY, StepClock())
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert store.put_many(pairs(range(20))) == [None] * 20
     for group in range(3):
         for number, found in enumerate(read(store, range(NUMBERS), group)):
@@ -137,14 +138,14 @@ def test_a_full_disk_stores_no_more_serves_what_it_has_and_recovers(small_disk: 
         if store.put_many(pairs([number])) == [None]:
             kept.append(number)
     assert 20 < len(kept) < 150
-    assert store.trouble == "the disk is full"
+    assert store.availability.reason == "the disk is full"
     assert store.put_many(pairs([500])) == [Refusal.FULL]
     assert read(store, kept) == payloads(kept)
     store.check()
     (small_disk / "other").unlink()
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs(range(200, 210))) == [None] * 10
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     store.close()
     opened = DiskStore(small_disk / "kv", FORMATS, 64 * MIB, clock)
     assert read(opened, [*kept, *range(200, 210)]) == payloads([*kept, *range(200, 210)])
@@ -158,11 +159,11 @@ def test_a_disk_that_is_full_at_the_start_is_called_so(small_disk: Path, free: i
     store = DiskStore(small_disk / "kv", FORMATS, MIB, clock)
     for number in range(40):
         store.put_many(pairs([number]))
-    assert store.trouble == "the disk is full"
+    assert store.availability.reason == "the disk is full"
     other.unlink()
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([50])) == [None]
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     store.close()
 
 
@@ -210,7 +211,7 @@ def test_a_folder_on_a_read_only_file_system_is_read(small_disk: Path) -> None:
     store.close()
     remount(small_disk, "ro")
     store = DiskStore(small_disk, FORMATS, MIB, clock)
-    assert store.trouble == "the folder can only be read"
+    assert store.availability.reason == "the folder can only be read"
     assert read(store, range(5)) == payloads(range(5))
     assert store.put_many(pairs([7])) == [Refusal.REFUSED]
     store.delete_many([key_of(1)])
@@ -226,7 +227,7 @@ def test_an_empty_folder_on_a_read_only_file_system_is_trouble_and_no_more(small
     remount(small_disk, "ro")
     for folder in (small_disk, small_disk / "kv"):
         store = DiskStore(folder, FORMATS, MIB, StepClock())
-        assert store.trouble is not None
+        assert store.availability.reason
         expect_nothing_from(store, [1, 2])
         store.close()
 
@@ -234,7 +235,7 @@ def test_an_empty_folder_on_a_read_only_file_system_is_trouble_and_no_more(small
 def test_a_path_that_is_no_folder_is_trouble_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     store = DiskStore(tmp_path / "file", FORMATS, MIB, StepClock())
-    assert store.trouble is not None
+    assert store.availability.reason
     expect_nothing_from(store, [1, 2])
     store.close()
 
@@ -254,13 +255,17 @@ def test_a_folder_that_can_never_be_one_is_refused_by_its_name(tmp_path: Path) -
     file, loop = tmp_path / "file", tmp_path / "loop"
     file.write_text("x")
     loop.symlink_to(loop)
-    unmade = (file / "kv", Path("/proc/kv"), loop)
-    wrong = {file: "is a file, not a folder", **dict.fromkeys(unmade, "cannot be made")}
+    unmade = (file / "kv", Path("/proc/kv"), loop / "kv")
+    wrong = {
+        file: "used: it is a file, not a folder",
+        loop: "used: it is a link, not a folder",
+        **dict.fromkeys(unmade, "made: "),
+    }
     for folder, why in wrong.items():
-        with pytest.raises(BadValue, match=f"--kv-disk {folder} {why}"):
+        with pytest.raises(BadValue, match=f"--kv-disk: the folder {folder} cannot be {why}"):
             check_folder(folder)
         if folder != Path("/proc/kv"):
-            with pytest.raises(BadValue, match=f"--kv-disk {folder} {why}"):
+            with pytest.raises(BadValue, match=f"--kv-disk: the folder {folder} cannot be {why}"):
                 check_folder(folder, only_look=True)
 
 
@@ -279,7 +284,7 @@ def test_a_folder_that_is_missing_empty_or_full_of_records_is_not_refused(tmp_pa
     check_folder(folder)
     store = DiskStore(folder, FORMATS, MIB, StepClock())
     store.put_many(pairs(range(5)))
-    with pytest.raises(Unreachable, match=f"--kv-disk {folder}.*in use"):
+    with pytest.raises(Unreachable, match=f"--kv-disk: the folder {folder}.*in use"):
         check_folder(folder)
     store.close()
     check_folder(folder)
@@ -297,7 +302,7 @@ def test_a_folder_that_can_only_be_read_is_refused_only_where_it_holds_nothing(s
     for only_look in (False, True):
         check_folder(small_disk / "kv", only_look=only_look)
         for name in ("empty", "missing"):
-            with pytest.raises(BadValue, match=f"--kv-disk {small_disk / name}"):
+            with pytest.raises(BadValue, match=f"--kv-disk: the folder {small_disk / name}"):
                 check_folder(small_disk / name, only_look=only_look)
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.offload.stores import disk_owed
+from kveik.observe.events import TierState
+from kveik.offload.availability import AVAILABLE
+from kveik.offload.stores import disk_index
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.disk_index import DiskIndex
@@ -39,7 +41,7 @@ def left_for_a_while(folder: Path, clock: StepClock) -> DiskStore:
     (folder / "index").rename(folder / "away")
     assert store.put_many(pairs([50])) == [Refusal.FAILED]
     (folder / "away").rename(folder / "index")
-    assert store.useless
+    assert store.availability.state is TierState.UNAVAILABLE
     return store
 
 
@@ -86,7 +88,7 @@ def test_what_is_forgotten_on_a_disk_that_fails_stays_forgotten(
         failing.setattr(DiskIndex, "change", fail)
         failing.setattr(DiskIndex, "begin", fail)
         forget(store)
-        assert store.trouble == "Input/output error"
+        assert store.availability.reason == "Input/output error"
         assert [found for found in read(store, range(10)) if found is not Miss.ABSENT] == payloads(stays)
     store.close()
     opened = open_store(tmp_path, clock)
@@ -135,13 +137,13 @@ def test_what_could_not_be_forgotten_at_the_end_is_told_in_number(
 
 
 def test_more_than_can_be_remembered_is_everything(tmp_path: Path, clock: StepClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_owed, "OWED_MOST", 6)
+    monkeypatch.setattr(disk_index, "PENDING_MOST", 6)
     store = left_for_a_while(tmp_path, clock)
     store.delete_many([key_of(number) for number in range(5)])
     # With the one that the index may name, though it was told as failed.
-    assert len(store._owed.keys) == 6
+    assert len(store.pending.keys) == 6
     store.delete_many([key_of(100)])
-    assert len(store._owed.keys) == 0
+    assert len(store.pending.keys) == 0
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([60])) == [None]
     assert [key for key, _ in store.contents()] == [key_of(60)]
@@ -196,8 +198,8 @@ def test_giving_back_room_ends_a_trouble_that_is_over(
     with monkeypatch.context() as failing:
         failing.setattr(SlotFiles, "write", broken)
         assert store.put_many(pairs([1])) == [Refusal.FAILED]
-    assert store.trouble is not None
+    assert store.availability.reason
     clock.advance(PAUSE_SECONDS_MOST)
     store.give_back()
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     store.close()

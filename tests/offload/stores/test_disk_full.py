@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import Refusal
@@ -40,14 +41,14 @@ def filled(store: DiskStore) -> list[int]:
 def test_a_full_disk_turns_over_and_its_index_has_room(small_disk: Path) -> None:
     clock = StepClock()
     store = DiskStore(small_disk / "kv", FORMATS, 64 * MIB, clock)
-    bound = store.room_bytes
+    bound = store.usable_bytes
     held = filled(store)
     assert 300 < len(held) < 512
-    assert store.trouble == "the disk is full"
-    assert store.room_bytes < len(held) * 4096 < bound
+    assert store.availability.reason == "the disk is full"
+    assert store.usable_bytes < len(held) * 4096 < bound
     for number in range(1000, 4000):
         # As whoever decides what goes does: the oldest, until all fits the room and the next one too.
-        while (len(held) + 1) * 4096 > store.room_bytes:
+        while (len(held) + 1) * 4096 > store.usable_bytes:
             store.delete_many([key_of(held.pop(0))])
         assert store.put_many(pairs([number])) == [None]
         held.append(number)
@@ -64,17 +65,17 @@ def test_a_full_disk_turns_over_and_its_index_has_room(small_disk: Path) -> None
 def test_the_bound_follows_what_others_take_and_give_back(small_disk: Path) -> None:
     clock, other = StepClock(), small_disk / "other"
     store = DiskStore(small_disk / "kv", FORMATS, MIB, clock)
-    bound = store.room_bytes
+    bound = store.usable_bytes
     with pytest.raises(OSError, match="No space"):
         other.write_bytes(bytes(4 * MIB))
     os.truncate(other, other.stat().st_size - 200_000)
     held = filled(store)
-    assert store.room_bytes < bound
-    assert store.trouble == "the disk is full"
+    assert store.usable_bytes < bound
+    assert store.availability.reason == "the disk is full"
     other.unlink()
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([2000])) == [None]
-    assert (store.room_bytes, store.trouble) == (bound, None)
+    assert (store.usable_bytes, store.availability) == (bound, AVAILABLE)
     assert read(store, [*held, 2000]) == payloads([*held, 2000])
     store.close()
 
@@ -99,7 +100,7 @@ def test_a_quota_that_the_file_system_does_not_tell_of_is_tried_ever_more_seldom
     for second in range(2000):
         clock.seconds = float(second)
         assert store.put_many(pairs([2000 + second])) == [Refusal.FULL]
-    assert store.trouble == "the disk is full"
+    assert store.availability.reason == "the disk is full"
     assert len(tried) < 16
     assert read(store, held) == payloads(held)
     store.check()
@@ -112,10 +113,10 @@ def test_room_for_one_block_is_always_offered_so_that_somebody_asks_again(small_
     with pytest.raises(OSError, match="No space"):
         other.write_bytes(bytes(4 * MIB))
     assert store.put_many(pairs([1])) == [Refusal.FULL]
-    assert store.room_bytes == 4096 + 12288 + 4096
+    assert store.usable_bytes == 4096 + 12288 + 4096
     other.unlink()
     clock.advance(PAUSE_SECONDS_MOST)
     assert store.put_many(pairs([1])) == [None]
-    assert store.room_bytes > MIB
-    assert store.trouble is None
+    assert store.usable_bytes > MIB
+    assert store.availability == AVAILABLE
     store.close()

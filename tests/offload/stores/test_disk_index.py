@@ -10,10 +10,12 @@ import pytest
 
 from kveik.clock import StepClock
 from kveik.errors import Unreachable
+from kveik.observe.events import TierState
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores import disk_index
 from kveik.offload.stores.disk import DiskStore
-from kveik.offload.stores.disk_index import DiskIndex
-from kveik.offload.stores.disk_left import store_at
+from kveik.offload.stores.disk_index import DiskIndex, index_bytes
+from kveik.offload.stores.disk_offline import store_at
 from kveik.offload.stores.slots import Place
 from tests.offload.stores.records import FORMATS, key_of, pairs, payloads, read
 from tests.offload.stores.test_disk import MIB, scanned
@@ -34,10 +36,10 @@ def test_an_index_that_ends_in_half_an_entry_costs_that_record_and_goes_on(tmp_p
     clock, expected = StepClock(), 9
     for start in range(3):
         store = DiskStore(tmp_path, FORMATS, 4 * MIB, clock)
-        assert (store.records, store.trouble) == (expected, None)
+        assert (store.records, store.availability) == (expected, AVAILABLE)
         for number in range(100 + 10 * start, 104 + 10 * start):
             assert store.put_many(pairs([number])) == [None]
-            assert store.trouble is None
+            assert store.availability == AVAILABLE
         expected += 4
         assert read(store, [*range(9), 100]) == payloads([*range(9), 100])
         store.close()
@@ -53,7 +55,7 @@ def test_an_index_with_something_behind_its_entries_costs_nothing(tmp_path: Path
         store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
         assert store.records == expected
         assert store.put_many(pairs([20 + expected])) == [None]
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         store.close()
 
 
@@ -67,7 +69,7 @@ def test_an_index_that_ends_in_the_padding_of_its_head_is_an_empty_one(tmp_path:
         os.truncate(index, size)
         for expected in (0, 1):
             store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-            assert (store.records, store.trouble) == (expected, None)
+            assert (store.records, store.availability) == (expected, AVAILABLE)
             assert store.put_many(pairs([7])) == [None]
             store.close()
 
@@ -84,7 +86,7 @@ def test_an_index_made_longer_loses_nothing_and_is_not_read(tmp_path: Path, size
     assert index.stat().st_size == size
     store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
     assert sum(taken) < MIB
-    assert (store.records, store.trouble) == (10, None)
+    assert (store.records, store.availability) == (10, AVAILABLE)
     assert store.put_many(pairs([20])) == [None]
     assert index.stat().st_size < MIB
     assert scanned(tmp_path) == store.bytes_used <= 4 * MIB
@@ -97,8 +99,8 @@ def test_of_an_index_that_is_longer_than_its_bound_the_latest_part_is_read(tmp_p
         for _ in range(8):
             file.write(random.Random(2).randbytes(MIB))
     store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    bound = store._plan.index_bytes
-    assert (store.records, store.trouble) == (0, None)
+    bound = index_bytes(4 * MIB // 4096)
+    assert (store.records, store.availability) == (0, AVAILABLE)
     assert index.stat().st_size < bound
     assert store.put_many(pairs(range(300))) == [None] * 300
     store.close()
@@ -114,7 +116,7 @@ def test_who_looks_at_an_index_that_nobody_can_have_written_is_told_that_it_is_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = filled(tmp_path)
-    monkeypatch.setattr("kveik.offload.stores.disk_formats.LOOKED_AT_BYTES", 64 * 8)
+    monkeypatch.setattr("kveik.offload.stores.disk_offline.INDEX_BYTES_MOST", 64 * 8)
     with pytest.raises(Unreachable, match="damaged"):
         store_at(tmp_path, StepClock(), read_only=True)
     assert index.stat().st_size > 64 * 8
@@ -126,8 +128,8 @@ def test_too_little_memory_for_an_index_is_trouble_and_no_more(tmp_path: Path, m
     with monkeypatch.context() as short:
         short.setattr(DiskIndex, "places", lambda index: bytes(1 << 60))
         store = DiskStore(tmp_path, FORMATS, 4 * MIB, clock)
-        assert store.trouble == "there is not enough memory for the index"
-        assert store.useless
+        assert store.availability.reason == "there is not enough memory for the index"
+        assert store.availability.state is TierState.UNAVAILABLE
         assert store.put_many(pairs([1])) != [None]
     clock.advance(400.0)
     assert store.put_many(pairs([20])) == [None]

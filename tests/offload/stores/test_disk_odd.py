@@ -1,4 +1,4 @@
-"""Folders with things in them that no store has made: nothing is waited for, nothing of others touched."""
+"""Links, pipes and other odd things in a store's folder or in its place: never waited for, never written through."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.errors import KveikError, Unreachable
+from kveik.errors import BadValue, Unreachable
 from kveik.offload.stores.disk import DiskStore
-from kveik.offload.stores.disk_check import check_folder
-from kveik.offload.stores.disk_clear import clear_folder
-from kveik.offload.stores.disk_left import store_at
-from tests.offload.stores.records import FORMATS, pairs, payloads, read
+from kveik.offload.stores.disk_folder import KV_FOLDER, check_folder
+from kveik.offload.stores.disk_offline import Cleared, clear_folder, is_empty, store_at
+from kveik.offload.stores.record import Refusal
+from tests.offload.stores.records import FORMATS, pairs
 from tests.offload.stores.test_disk import MIB
 
 
@@ -55,24 +55,74 @@ def filled(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", ["index", "lock", "records-0", "index.damaged"])
-@pytest.mark.parametrize("ours", [False, True])
-def test_what_is_no_plain_file_is_named_and_never_waited_for(tmp_path: Path, name: str, kind: str, ours: bool) -> None:
-    if ours:
+@pytest.mark.parametrize("used", [False, True])
+def test_a_file_that_is_not_plain_is_named_never_waited_for_and_cleared(
+    tmp_path: Path, name: str, kind: str, used: bool
+) -> None:
+    if used:
         filled(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     ODD[kind](tmp_path / name)
-    with pytest.raises(Unreachable, match=name) as refused:
-        DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    assert kind in refused.value.message or "no kveik server has written" in refused.value.message
     for only_look in (False, True):
-        with pytest.raises(KveikError, match=name):
+        with pytest.raises(BadValue, match=f"{tmp_path} cannot be used: {name} in it is not a plain file"):
             check_folder(tmp_path, only_look=only_look)
-    for act in (lambda: store_at(tmp_path, StepClock()), lambda: clear_folder(tmp_path, StepClock())):
-        try:
-            act()
-        except Unreachable as error:
-            assert error.message
-    assert (tmp_path / name).is_symlink() or (tmp_path / name).exists() or ours
+    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
+    stored = store.put_many(pairs([20]))
+    store.close()
+    if name != "index.damaged":
+        assert (stored, store.availability.reason) == ([Refusal.REFUSED], f"{name} in it is not a plain file")
+    if name == "index" or (name == "lock" and used):
+        with pytest.raises(Unreachable, match=name):
+            store_at(tmp_path, StepClock())
+    if name != "lock":
+        clear_folder(tmp_path, StepClock())
+        assert {file.name for file in tmp_path.iterdir()} <= {"lock"}
+
+
+@pytest.mark.parametrize("name", ["index", "index.damaged", "lock", "records-0", "records-2", "records-7"])
+def test_nothing_is_written_or_removed_through_a_link(tmp_path: Path, name: str) -> None:
+    (tmp_path / "precious").write_text("precious")
+    folder = tmp_path / KV_FOLDER
+    filled(folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "precious")
+    store = DiskStore(folder, FORMATS, 4 * MIB, StepClock())
+    store.put_many(pairs(range(9)))
+    store.close()
+    if name != "lock":
+        clear_folder(folder, StepClock())
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", ["a link", "a file"])
+def test_what_stands_in_the_place_of_the_folder_is_refused_and_left(tmp_path: Path, kind: str) -> None:
+    folder, precious = tmp_path / KV_FOLDER, tmp_path / "precious"
+    precious.mkdir()
+    (precious / "index").write_text("precious")
+    folder.symlink_to(precious) if kind == "a link" else folder.write_text("precious")
+    for only_look in (False, True):
+        with pytest.raises(BadValue, match=f"--kv-disk: the folder {folder} cannot be used: it is {kind}, not a folder"):
+            check_folder(folder, only_look=only_look)
+    store = DiskStore(folder, FORMATS, 4 * MIB, StepClock())
+    assert store.put_many(pairs([1])) == [Refusal.REFUSED]
+    assert store.availability.reason == f"it is {kind}, not a folder"
+    store.close()
+    with pytest.raises(Unreachable, match=f"it is {kind}, not a folder"):
+        clear_folder(folder, StepClock())
+    assert [(file.name, file.read_text()) for file in precious.iterdir()] == [("index", "precious")]
+
+
+@pytest.mark.parametrize("index", [b"x" * 1000, None], ids=["damaged", "missing"])
+def test_everything_in_the_folder_is_cleared_but_the_lock(tmp_path: Path, index: bytes | None) -> None:
+    filled(tmp_path)
+    (tmp_path / "index").unlink() if index is None else (tmp_path / "index").write_bytes(index)
+    (tmp_path / "records-2024").mkdir()
+    (tmp_path / "records-2024" / "notes").write_text("x")
+    taken = sum(file.lstat().st_blocks * 512 for file in tmp_path.iterdir() if file.name != "lock")
+    assert clear_folder(tmp_path, StepClock()) == Cleared(None, taken)
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+    assert is_empty(tmp_path)
+    assert clear_folder(tmp_path, StepClock()) == Cleared(0, 0)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -85,75 +135,8 @@ def test_what_comes_into_a_running_store_is_trouble_until_it_is_gone(tmp_path: P
     ODD[kind](tmp_path / "index")
     for _ in range(3):
         assert store.put_many(pairs([20])) != [None]
-        assert store.trouble is not None
+        assert store.availability.reason
         clock.advance(400.0)
     (tmp_path / "index").rmdir() if kind == "folder" else (tmp_path / "index").unlink()
     assert store.put_many(pairs([20])) == [None]
-    store.close()
-
-
-@pytest.mark.parametrize("name", ["foo", "records-9"])
-def test_a_link_that_leads_nowhere_is_in_nobodys_way(tmp_path: Path, name: str) -> None:
-    filled(tmp_path)
-    (tmp_path / name).symlink_to(tmp_path / "nowhere")
-    found = store_at(tmp_path, StepClock(), read_only=True)
-    assert read(found, range(9)) == payloads(range(9))
-    found.close()
-    cleared = clear_folder(tmp_path, StepClock())
-    assert (cleared.records, cleared.others) == (9, (name,))
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["lock", name])
-
-
-@pytest.mark.parametrize("first", [0, 3])
-def test_a_folder_is_ours_by_its_records_where_index_and_lock_are_no_help(tmp_path: Path, first: int) -> None:
-    """`first`: so many slots at the beginning are holes."""
-    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    store.put_many(pairs(range(9)))
-    store.delete_many([key for key, _ in list(store.contents())[:first]])
-    store.give_back()
-    store.close()
-    (tmp_path / "lock").unlink()
-    (tmp_path / "index").write_bytes(b"x" * 1000)
-    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    assert (store.records, store.trouble) == (0, None)
-    assert (tmp_path / "index.damaged").read_bytes() == b"x" * 1000
-    assert store.put_many(pairs([1])) == [None]
-    store.close()
-    (tmp_path / "lock").unlink()
-    (tmp_path / "index").unlink()
-    assert clear_folder(tmp_path, StepClock()).others == ()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["lock"]
-
-
-LMDB = bytes(16) + b"\xde\xc0\xef\xbe" + bytes(8172)
-
-
-@pytest.mark.parametrize("content", [b"precious" * 1000, LMDB], ids=["anything", "lmdb"])
-def test_a_folder_is_not_ours_for_a_name_and_a_number(tmp_path: Path, content: bytes) -> None:
-    """Other programs have locks with their process in it, and files of LMDB."""
-    files = {"index": content, "records-0": b"precious" * 1000}
-    if content != LMDB:
-        files["lock"] = b"123\n"
-    for name, text in files.items():
-        (tmp_path / name).write_bytes(text)
-    with pytest.raises(Unreachable, match="no kveik server has written"):
-        DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    with pytest.raises(Unreachable, match="no kveik server has written"):
-        clear_folder(tmp_path, StepClock())
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
-
-
-def test_a_former_folder_is_still_ours(tmp_path: Path) -> None:
-    """Whose lock was not signed, whether anything else is left in it or not."""
-    (tmp_path / "lock").write_bytes(b"123\n")
-    DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock()).close()
-    filled(tmp_path)
-    (tmp_path / "lock").write_bytes(b"123\n")
-    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    assert store.records == 9
-    store.close()
-    (tmp_path / "lock").write_bytes(b"123\n")
-    (tmp_path / "index").write_bytes(LMDB)
-    store = DiskStore(tmp_path, FORMATS, 4 * MIB, StepClock())
-    assert (store.records, store.trouble) == (0, None)
     store.close()

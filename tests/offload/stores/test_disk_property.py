@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk import PAUSE_SECONDS_MOST, DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.disk_index import DiskIndex
@@ -123,7 +124,7 @@ class World:
 
     def crash(self) -> None:
         """Nothing is done at the end, so that what was owed comes back."""
-        if self.store._owed:
+        if self.store.pending:
             self.may = set(self.ever)
         self.failing = False
         self.store._leave()
@@ -162,7 +163,7 @@ class World:
         for number in range(3):
             self.clock.advance(2 * PAUSE_SECONDS_MOST)
             self.store.put_many(pairs([1000 + number]))
-        assert self.store.trouble is None
+        assert self.store.availability == AVAILABLE
         self.reopen()
         assert scanned(self.folder) == self.store.bytes_used <= self.bound
         self.store.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kveik.offload.stores.disk_room import PAUSE_SECONDS, PAUSE_SECONDS_MOST, DiskRoom
+from kveik.offload.stores.disk import PAUSE_SECONDS, PAUSE_SECONDS_MOST, DiskBound
 
 MOST, LEAST = 1_000_000, 1_000
 
 
 def test_a_whole_batch_that_finds_the_disk_full_costs_one_pause() -> None:
-    room = DiskRoom(MOST, LEAST)
+    room = DiskBound(MOST, LEAST)
     for _ in range(16):
         room.narrow(500_000, now=10.0)
     assert (room.bytes, room.is_narrow) == (500_000, True)
@@ -19,7 +19,7 @@ def test_a_whole_batch_that_finds_the_disk_full_costs_one_pause() -> None:
 
 
 def test_while_nothing_is_free_it_is_asked_every_second_and_never_falls_below_one_record_of_each_group() -> None:
-    room = DiskRoom(MOST, LEAST)
+    room = DiskBound(MOST, LEAST)
     room.narrow(-5, now=0.0)
     assert room.bytes == LEAST
     for second in range(1, 600):
@@ -30,7 +30,7 @@ def test_while_nothing_is_free_it_is_asked_every_second_and_never_falls_below_on
 
 
 def test_where_more_is_said_to_be_free_than_there_is_it_is_asked_ever_more_seldom() -> None:
-    room, now, asked = DiskRoom(MOST, LEAST), 0.0, 0
+    room, now, asked = DiskBound(MOST, LEAST), 0.0, 0
     room.narrow(500_000, now)
     while now < 3600.0:
         now += 0.25

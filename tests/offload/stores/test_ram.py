@@ -70,7 +70,7 @@ def test_a_full_store_refuses_and_keeps_what_it_has() -> None:
     assert read(store, [1, 2]) == payloads([1, 2])
     store.delete_many([key_of(1)])
     assert store.put_many(pairs([3])) == [None]
-    assert store.bytes_used == store.room_bytes == 2 * PAGE
+    assert store.bytes_used == store.usable_bytes == 2 * PAGE
 
 
 def test_a_record_that_is_read_stays_as_it_is_while_others_come() -> None:
@@ -112,10 +112,12 @@ def test_a_reader_and_a_writer_never_see_half_a_record() -> None:
 def test_a_flipped_bit_in_memory_is_a_miss_and_can_be_swept_out() -> None:
     store = store_of(8)
     store.put_many(pairs([1, 2]))
-    place = store._slots.pin(key_of(2))
-    assert place is not None
-    store._memory[0][place.slot * PAGE + 500] ^= 4
-    store._slots.unpin(place)
+
+    def flip_a_bit(_: int, record: memoryview) -> None:
+        # What is shown is the store's own memory.
+        record[500] ^= 4
+
+    assert store.get_many([key_of(2)], flip_a_bit, 1e9) == [None]
     assert read(store, [1, 2]) == [*payloads([1]), Miss.DAMAGED]
     report = verify(store, forget=True)
     assert (report.records, report.sound, report.misses) == (2, 1, {Miss.DAMAGED: 1})

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import SystemClock
+from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.record import Miss, Refusal
 from kveik.offload.stores.redis_wire import Wire
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
@@ -46,7 +47,7 @@ def store(keeper: Keeper) -> Iterator[RemoteStore]:
     with keeper.serving() as url:
         store = RemoteStore(url, FORMATS, PATIENT, SystemClock())
         yield store
-        store._written.check()
+        store.check()
         store.close()
 
 
@@ -55,7 +56,7 @@ def impatient(keeper: Keeper) -> Iterator[RemoteStore]:
     with keeper.serving() as url:
         store = RemoteStore(url, FORMATS, RemoteLimits(timeout_seconds=TIMEOUT), SystemClock())
         yield store
-        store._written.check()
+        store.check()
         store.close()
 
 
@@ -78,7 +79,7 @@ def test_one_answer_too_many_costs_one_exchange_and_its_connection(kind: str, st
         assert read(store, [number]) == payloads([number])
         assert store.put_many(pairs([10 + number])) == [None]
         assert store.probe_many([key_of(number), key_of(99)], float("inf")) == [True, False]
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert 2 <= keeper.connections <= 4
     assert store.records == len(keeper.kept) == 12
 
@@ -88,7 +89,7 @@ def test_an_answer_with_another_behind_it_is_not_believed(store: RemoteStore, ke
     assert store.put_many(pairs([1])) == [Refusal.FAILED]
     assert read(store, [1]) == [Miss.FAILED]
     assert store.probe_many([key_of(1)], float("inf")) == [None]
-    assert store.trouble == "answers nonsense"
+    assert store.availability.reason == "answers nonsense"
     # It is there, perhaps.
     assert store.records == 1
 
@@ -106,7 +107,7 @@ def test_a_server_that_hangs_up_after_its_answer_has_answered(store: RemoteStore
         hung_up(store)
         assert read(store, [number]) == payloads([number])
         hung_up(store)
-    assert store.trouble is None
+    assert store.availability == AVAILABLE
     assert keeper.connections == 6
 
 
@@ -168,7 +169,7 @@ def test_what_is_too_long_is_not_read(kind: str, store: RemoteStore, keeper: Kee
     before = keeper.bytes_sent
     keeper.answered = only(b"GETRANGE", sent_without_end(STREAMS[kind]))
     assert read(store, [1]) == [Miss.FAILED]
-    assert store.trouble == "answers nonsense"
+    assert store.availability.reason == "answers nonsense"
     # What the system holds of a connection, on both sides, and not what we have read.
     assert keeper.bytes_sent - before < 16 << 20
     keeper.answered = lambda command, answer: [answer]
@@ -196,7 +197,7 @@ def test_a_server_that_trickles_is_left_in_time(password: str, keeper: Keeper) -
             began = time.monotonic()
             assert ask()
             assert 0.7 * TIMEOUT < time.monotonic() - began < 3 * TIMEOUT
-            assert store.trouble is not None
+            assert store.availability.reason
         store.close()
 
 
@@ -239,7 +240,7 @@ def test_all_that_a_user_of_the_server_must_be_allowed_is_four_commands_on_our_k
         assert read(store, range(5)) == payloads(range(5))
         assert store.probe_many([key_of(0)], float("inf")) == [True]
         store.clear()
-        assert (store.trouble, store.records) == (None, 0)
+        assert (store.availability, store.records) == (AVAILABLE, 0)
         store.close()
 
 
@@ -273,12 +274,12 @@ def test_tls_is_spoken_with_a_server_that_is_trusted_and_with_no_other(tmp_path:
         for _ in range(3):
             assert store.put_many(pairs(range(100), 1)) == [None] * 100
             assert read(store, range(100), 1) == payloads(range(100), 1)
-        assert store.trouble is None
+        assert store.availability == AVAILABLE
         # One connection, on which nothing but answers ever came.
         assert len(store._wire._free) == 1
         store.close()
         stranger = RemoteStore(url, FORMATS, limits, SystemClock())
         assert stranger.put_many(pairs([1])) == [Refusal.FAILED]
-        assert stranger.trouble is not None
-        assert "certificate verify failed" in stranger.trouble
+        assert stranger.availability.reason
+        assert "certificate verify failed" in stranger.availability.reason
         stranger.close()

@@ -1,4 +1,4 @@
-"""Servers that answer what no server should, or too late: trouble that can be seen, a breaker that opens, true books."""
+"""Servers that answer what no server should, or too late: a reason that can be seen, a breaker that stops, true counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kveik.clock import StepClock
-from kveik.offload.breaker import BreakerLimits, BreakerState
+from kveik.offload.availability import BreakerLimits
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
 from kveik.offload.stores.remote import CHORES_SECONDS, RemoteLimits, RemoteStore
@@ -51,52 +51,53 @@ def test_whatever_a_server_answers_nothing_is_raised_and_the_trouble_is_told(kin
             "clear": store.clear,
             "contents": lambda: list(store.contents()),
         }
-        troubles = set()
+        reasons = set()
         for ask in asked.values():
             ask()
-            troubles.add(store.trouble)
-        assert troubles - {None}
+            reasons.add(store.availability.reason)
+        assert reasons - {""}
         assert store.probe_many(keys, 0.0) in ([None] * 3, [False] * 3)
         assert all(miss in (Miss.FAILED, Miss.TORN) for miss in read(store, range(3)))
         stored = store.put_many(pairs(range(3)))
         assert kind == "always OK" or stored == [Refusal.FAILED] * 3
-        store._written.check()
+        store.check()
         store.close()
 
 
-def test_probes_that_fail_open_the_breaker_and_do_not_close_it() -> None:
+def test_probes_that_fail_stop_the_reads_and_go_on_doing_so() -> None:
     clock = StepClock()
     store = RemoteStore("redis://127.0.0.1:1/0", MOVED, BRIEF, clock)
     mover = Mover([MovedTier(store=store, codecs=CODECS, limits=BreakerLimits(failures=2))], clock, lambda: None)
 
-    def probe() -> BreakerState:
+    def probe() -> bool:
+        """Reads are stopped after it."""
         mover.probe("remote", [key_of(1)], 1, float("inf"))
         while mover.step():
             pass
-        return mover.state("remote").reading
+        return "reads stopped: 2 failures in a row" in mover.snapshot("remote").reason
 
-    assert [probe(), probe()] == [BreakerState.CLOSED, BreakerState.OPEN]
+    assert [probe(), probe()] == [False, True]
     clock.advance(1.5)
-    assert probe() is BreakerState.OPEN
-    assert mover.state("remote").counts.errors == 0
+    assert probe()
+    assert mover.snapshot("remote").counts.errors == 0
     mover.close()
 
 
 @pytest.mark.parametrize("url", ["redis://:wr0ng@127.0.0.1:{port}/0", "redis://127.0.0.1:{port}/0"], ids=["wrong", "missing"])
-def test_a_password_that_is_wrong_or_missing_is_trouble_and_nothing_counts_as_written(url: str) -> None:
+def test_a_password_that_is_wrong_or_missing_makes_it_unavailable_and_nothing_counts_as_written(url: str) -> None:
     with running("--requirepass", "s3cret") as server:
         store = RemoteStore(url.format(port=server.port), FORMATS, RemoteLimits(timeout_seconds=30.0), StepClock())
         assert store.put_many(pairs([1, 2])) == [Refusal.FAILED] * 2
-        assert store.trouble == "refuses (AuthenticationError)"
+        assert store.availability.reason == "refuses (AuthenticationError)"
         assert store.records == 0
         store.close()
 
 
-def test_a_database_that_the_server_does_not_have_is_trouble() -> None:
+def test_a_database_that_the_server_does_not_have_is_unavailable() -> None:
     with running() as server:
         store = RemoteStore(server.url.replace("/0", "/99"), FORMATS, RemoteLimits(timeout_seconds=30.0), StepClock())
         assert store.put_many(pairs([1])) == [Refusal.FAILED]
-        assert store.trouble == "refuses (ResponseError)"
+        assert store.availability.reason == "refuses (ResponseError)"
         store.close()
 
 
@@ -167,7 +168,7 @@ def test_what_the_server_has_evicted_stops_to_count_as_other_things_are_asked() 
             clock.advance(CHORES_SECONDS)
             store.probe_many([key_of(1000, 1)], clock.now())
         assert store.records == stored_by(server)
-        store._written.check()
+        store.check()
         store.close()
 
 
