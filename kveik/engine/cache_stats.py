@@ -10,8 +10,8 @@ from kveik.engine.engine import Engine
 from kveik.observe.tier_log import hindered
 from kveik.observe.tiers import TierFacts
 from kveik.offload.breaker import BreakerState
-from kveik.offload.carrier import BelowParts
 from kveik.offload.mover import TierState
+from kveik.offload.protocol import Offload
 from kveik.offload.stores.record import Miss, Refusal
 
 
@@ -38,12 +38,12 @@ class CacheStats:
     """From the nearest to the pool down."""
 
     known: Mapping[str, int]
-    """Contents that the directory counts, per tier."""
+    """Contents that the offload manager knows of, per tier."""
 
 
-def tier_facts(parts: BelowParts | None) -> list[TierFacts]:
-    """From any thread."""
-    return [] if parts is None else [_facts(parts.mover.state(store.name)) for store in parts.stores]
+def tier_facts(offload: Offload) -> list[TierFacts]:
+    """Facts of every tier. From any thread."""
+    return [_facts(one.state) for one in offload.stats()]
 
 
 def _facts(state: TierState) -> TierFacts:
@@ -73,50 +73,37 @@ def _facts(state: TierState) -> TierFacts:
 
 
 def tier_status(engine: Engine) -> list[dict[str, object]]:
-    """Of each tier what people want to see at a glance. From any thread."""
-    if engine.transfers is None:
-        return []
-    mover, found = engine.transfers.parts.mover, list[dict[str, object]]()
-    for facts in tier_facts(engine.transfers.parts):
-        hindrances = mover.hindrances(facts.name)
-        found.append(
-            {
-                "name": facts.name,
-                "capacity_bytes": facts.capacity_bytes,
-                "bytes_used": facts.bytes_used,
-                "records": facts.records,
-                "left_alone": not hindrances.keys().isdisjoint({"reading", "writing"}),
-                "trouble": hindered(hindrances) or None,
-            }
-        )
-    return found
+    """Figures of each tier that people want to see at a glance. From any thread."""
+    return [
+        {
+            "name": one.state.name,
+            "capacity_bytes": one.state.capacity_bytes,
+            "bytes_used": one.state.bytes_used,
+            "records": one.state.records,
+            "left_alone": not one.hindrances.keys().isdisjoint({"reading", "writing"}),
+            "trouble": hindered(one.hindrances) or None,
+        }
+        for one in engine.offload.stats()
+    ]
 
 
 def cache_stats(engine: Engine) -> CacheStats:
     """Everything at one moment between two steps."""
-    scheduler = engine.scheduler
-    parts = None if engine.transfers is None else engine.transfers.parts
+    scheduler, tiers = engine.scheduler, engine.offload.stats()
     return CacheStats(
         pool=tuple(scheduler.kv_cache.usage),
         prompt_tokens=PromptTokens(scheduler.prefix_queries, scheduler.prefix_hits),
-        loads_waiting=scheduler.below.loading,
-        tiers=tuple(tier_facts(parts)),
-        known=_known(parts),
+        loads_waiting=engine.offload.loading,
+        tiers=tuple(_facts(one.state) for one in tiers),
+        known={one.state.name: one.contents for one in tiers},
     )
-
-
-def _known(parts: BelowParts | None) -> dict[str, int]:
-    """Contents of which the directory knows, per tier."""
-    return {} if parts is None else {tier.spec.name: len(tier) for tier in parts.directory.tiers}
 
 
 def reset_cache(engine: Engine) -> None:
     """Forget all contents that nobody holds, in the pool and in every tier that is ours alone."""
-    scheduler = engine.scheduler
-    scheduler.kv_cache.reset()
+    engine.scheduler.kv_cache.reset()
     engine.recorder.idled()
-    if engine.transfers is not None:
-        # Facts recorded before are of contents that are forgotten now.
-        engine.transfers.carry_out()
-        engine.transfers.parts.directory.reset()
-        engine.attend()
+    # Facts recorded before are of contents that are forgotten now.
+    engine.attend()
+    engine.offload.reset()
+    engine.attend()

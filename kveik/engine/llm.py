@@ -144,8 +144,8 @@ class LLM:
         engine = self.loaded.engine
         report = engine.step()
         engine.learn()
-        if engine.pause and engine.transfers is not None:
-            engine.transfers.wake.wait(engine.pause)
+        if engine.pause:
+            engine.offload.wake.wait(engine.pause)
         for sequence_id, cached in report.admitted:
             answering, choice = self._answering[sequence_id]
             if choice == 0:

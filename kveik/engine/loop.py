@@ -7,7 +7,6 @@ event loop ─────────────────▶ mailbox ─▶
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import queue
 import threading
@@ -57,7 +56,7 @@ class Nudge:
     """A tier has something to tell."""
 
 
-Message = Nudge | Submit | Abort | Call
+Message = Submit | Abort | Call
 Fault = type[EngineStopped] | None
 """Why everybody is ended: None, because we stop."""
 
@@ -81,7 +80,7 @@ class EngineLoop:
         """stream -> choice -> sequence id; the same facts the other way round."""
         self._woken: set[RequestStream] = set()
         self._idle_check_due = 0.0
-        self._nudged = False
+        self._bell = engine.offload.wake
         self._thread = threading.Thread(target=self._run, name="kveik-step", daemon=True)
 
     # Any thread.
@@ -105,15 +104,11 @@ class EngineLoop:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        if self._engine.transfers is not None:
-            self._engine.transfers.wake.listener = self._nudge
         self._thread.start()
 
-    def _nudge(self) -> None:
-        # One in the mailbox is enough, and two do no harm.
-        if not self._nudged:
-            self._nudged = True
-            self._mailbox.put(Nudge())
+    def _send(self, message: Message | None) -> None:
+        self._mailbox.put(message)
+        self._bell()
 
     def submit(self, request: Request) -> RequestStream:
         """Queue a request. Call it from a running event loop, which will be the stream's reader.
@@ -131,7 +126,7 @@ class EngineLoop:
         with self._lock:
             self.check_room(request.sampling.n)
             self._unplaced += request.sampling.n
-            self._mailbox.put(Submit(stream))
+            self._send(Submit(stream))
         return stream
 
     def check_room(self, count: int) -> None:
@@ -162,18 +157,18 @@ class EngineLoop:
         with self._lock:
             if self._draining or not self.alive:
                 raise Overloaded("The engine is stopping and answers no more questions.", retry_after=5, status=503)
-            self._mailbox.put(call)
+            self._send(call)
         return await asyncio.wrap_future(call.answer)
 
     def stop(self, timeout: float = 10.0) -> None:
         """End every sequence with `abort`, then the thread."""
         self.drain()
         self._stopping = True
-        self._mailbox.put(None)
+        self._send(None)
         self._thread.join(timeout)
 
     def _send_abort(self, stream: RequestStream, choice: int | None) -> None:
-        self._mailbox.put(Abort(stream, choice))
+        self._send(Abort(stream, choice))
 
     # The loop's thread.
 
@@ -201,24 +196,22 @@ class EngineLoop:
         """Handle every message that is there; sleep for the next one when there is no work."""
         if not self._engine.has_work:
             self._wake_readers()
-            self._handle(self._wait_for_mail())
+            self._wait_for_mail()
         elif pause := self._engine.pause:
-            # Everybody waits for a tier, which nudges.
+            # All wait for a tier, which rings.
             self._wake_readers()
-            with contextlib.suppress(queue.Empty):
-                self._handle(self._mailbox.get(timeout=pause))
+            self._bell.wait(pause)
         while True:
             try:
                 self._handle(self._mailbox.get_nowait())
             except queue.Empty:
                 return
 
-    def _wait_for_mail(self) -> Message | None:
-        try:
-            return self._mailbox.get(timeout=1.0)
-        except queue.Empty:
+    def _wait_for_mail(self) -> None:
+        if not self._bell.wait(1.0):
             self._check_when_idle()
-            return Nudge() if self._engine.unsettled else self._mailbox.get()
+            if not self._engine.unsettled:
+                self._bell.wait()
 
     def _check_when_idle(self) -> None:
         now = time.monotonic()
@@ -228,8 +221,6 @@ class EngineLoop:
 
     def _handle(self, message: Message | None) -> None:
         match message:
-            case Nudge():
-                self._nudged = False
             case Submit(stream):
                 self._place(stream)
             case Abort(stream, choice):

@@ -11,7 +11,7 @@ import pytest
 from kveik.engine.cache_stats import tier_status
 from kveik.offload.stores.disk_files import SlotFiles
 from tests.engine.test_below import answers, prompts
-from tests.engine.tiered import metric, opened, transfers
+from tests.engine.tiered import carrier, metric, opened
 from tests.engine.tiny import save_tiny_llama
 
 
@@ -26,7 +26,7 @@ def test_the_status_of_tiers_is_what_they_hold_and_what_is_wrong(tmp_path: Path,
         tokens += sum(map(len, prompts()))
         answers(llm, prompts())
     in_ram, on_disk = tier_status(engine)
-    stores = transfers(llm).parts.stores
+    stores = carrier(llm).stores
     assert in_ram == {
         "name": "ram",
         "capacity_bytes": 1 << 20,

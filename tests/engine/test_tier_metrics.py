@@ -24,7 +24,7 @@ from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import Miss, Refusal
 from tests.bad_days.test_troubled import impatient
 from tests.bad_days.traffic import GREEDY
-from tests.engine.tiered import BLOCKS, metric, opened, transfers
+from tests.engine.tiered import BLOCKS, carrier, metric, mover, opened
 from tests.engine.tiny import save_tiny_llama
 
 PAGE = Path(__file__).parents[2] / "docs" / "CACHE.md"
@@ -50,8 +50,7 @@ def samples(llm: LLM) -> dict[str, list[dict[str, str]]]:
 
 def answer(llm: LLM, *prompts: list[int]) -> None:
     llm.generate([tuple(prompt) for prompt in prompts], GREEDY)
-    mover = transfers(llm).parts.mover
-    mover.drain(llm.loaded.engine.clock.now() + 60)
+    mover(llm).drain(llm.loaded.engine.clock.now() + 60)
     llm.loaded.engine.attend()
 
 
@@ -89,20 +88,20 @@ def test_a_folder_that_cannot_be_written_is_named_in_the_log(
 def test_the_log_calls_a_tier_by_its_place_and_never_by_a_password(tmp_path: Path) -> None:
     model, url = save_tiny_llama(tmp_path / "model"), "redis://someone:hidden@127.0.0.1:1/3?client_name=kveik"
     found = opened(str(model), kv_ram_bytes=1 << 20, kv_remote=url)
-    assert transfers(found).parts.mover.titles == {
+    assert mover(found).titles == {
         "ram": "ram (--kv-ram-bytes)",
         "remote": "remote (--kv-remote redis://127.0.0.1:1/3)",
     }
     found.close()
     shared = opened(str(model), num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 22, hybrid_kv_cache_fraction=0.5)
-    assert transfers(shared).parts.mover.titles == {"ram": "ram (--hybrid-kv-cache-fraction)"}
+    assert mover(shared).titles == {"ram": "ram (--hybrid-kv-cache-fraction)"}
     shared.close()
 
 
 def test_a_store_in_trouble_is_seen_for_as_long_as_it_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (metric(llm, "kv_tier_trouble", "ram"), metric(llm, "kv_tier_trouble", "disk")) == (0, 0)
     impatient(llm, "disk")
-    disk = transfers(llm).parts.stores[1]
+    disk = carrier(llm).stores[1]
     assert isinstance(disk, DiskStore)
     with monkeypatch.context() as broken:
         broken.setattr(SlotFiles, "write", refuse)
@@ -125,13 +124,13 @@ def test_seconds_of_reading_and_writing_are_counted_for_each_tier(llm: LLM) -> N
     for number in range(1, 9):
         answer(llm, [number] * 300)
     most = llm.loaded.engine.clock.now() - start
-    counts = transfers(llm).parts.mover.state("disk").counts
+    counts = mover(llm).state("disk").counts
     assert metric(llm, "kv_tier_spill_seconds_total", "disk") == counts.seconds_writing
     assert 0 < counts.seconds_writing < most
     read = {name: metric(llm, "kv_tier_load_seconds_total", name) for name in ("ram", "disk")}
     assert 0 < sum(read.values()) < 2 * most
     for name in ("ram", "disk"):
-        assert read[name] == transfers(llm).parts.mover.state(name).counts.seconds_reading
+        assert read[name] == mover(llm).state(name).counts.seconds_reading
 
 
 def test_what_the_cache_tells_is_what_its_description_says(llm: LLM) -> None:
