@@ -23,6 +23,8 @@ from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig
 from kveik.engine.llm import LLM
+from kveik.offload.carrier import TierCarrier
+from kveik.offload.manager import OffloadManager
 from kveik.request.request import Request, SamplingParams
 
 PAGE = "CACHE.md"
@@ -54,12 +56,12 @@ class Engine:
         while engine.has_work:
             report = engine.step()
             cached = report.admitted[0][1] if report.admitted else cached
-            if engine.pause and engine.transfers is not None:
-                engine.transfers.wake.wait(engine.pause)
+            if engine.pause:
+                engine.offload.mailbox.wait(engine.pause)
         took = time.perf_counter() - start
-        if engine.transfers is not None:
+        if isinstance(engine.offload, OffloadManager) and isinstance(engine.offload.carrier, TierCarrier):
             # What one request leaves to be written is not the next one's time.
-            engine.transfers.parts.mover.drain(engine.clock.now() + 60)
+            engine.offload.carrier.mover.drain(engine.clock.now() + 60)
             engine.attend()
         return took, cached
 

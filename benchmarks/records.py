@@ -26,6 +26,8 @@ from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.measure.distance import distances
 from kveik.measure.listening import executor_of, read_text
+from kveik.offload.carrier import TierCarrier
+from kveik.offload.manager import OffloadManager
 from kveik.request.request import SamplingParams
 from kveik.text.heldout import heldout_text
 
@@ -71,18 +73,20 @@ def logits_of(llm: LLM, text: Sequence[int], found: int) -> Tensor:
 def loaded_logits(model: str, encoding: Literal["int8", "raw"], texts: Sequence[Sequence[int]]) -> list[Tensor]:
     """Behind what was computed before, given up by a pool that is too small, and loaded again."""
     llm = opened(model, 48, encoding)
-    transfers = llm.loaded.engine.transfers
-    assert transfers is not None
+    offload = llm.loaded.engine.offload
+    assert isinstance(offload, OffloadManager)
+    assert isinstance(offload.carrier, TierCarrier)
+    mover = offload.carrier.mover
     # The last ones stay in the pool, and are nobody's.
     for text in [*texts, *(list(reversed(text)) for text in texts[:3])]:
         llm.generate([text[:LOADED]], ONE)
-        transfers.parts.mover.drain(llm.loaded.engine.clock.now() + 60)
+        mover.drain(llm.loaded.engine.clock.now() + 60)
     found = []
     for text in texts:
-        before = transfers.parts.mover.snapshot("ram").counts.records_loaded
+        before = mover.snapshot("ram").counts.records_loaded
         found.append(logits_of(llm, text, LOADED))
         assert llm.cached_tokens_last() == LOADED
-        assert transfers.parts.mover.snapshot("ram").counts.records_loaded - before >= LOADED // 16, "a record was not loaded"
+        assert mover.snapshot("ram").counts.records_loaded - before >= LOADED // 16, "a record was not loaded"
     llm.close()
     return found
 

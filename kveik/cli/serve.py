@@ -36,10 +36,11 @@ def serve(settings: Settings, config: EngineConfig, sockets: list[socket.socket]
     shares = {tenants.of_key(key): share for key, share in server.tenant_shares().items()}
     loaded = open_engine(config, log.info, shares=shares)
     loop = EngineLoop(loaded.engine, loaded.tokenizer, config.stream, max_waiting=config.schedule.max_waiting)
-    learnt, scheduler = learnt_path(config.cache, loaded.fingerprint), loaded.engine.scheduler
-    if learnt is not None and load_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below):
+    learnt, engine = learnt_path(config.cache, loaded.fingerprint), loaded.engine
+    evictor = engine.scheduler.kv_cache.evictor
+    if learnt is not None and load_learnt(learnt, evictor, engine.offload, engine.step_cost):
         log.info("eviction goes on from what was learnt before: %s", learnt)
-    keeping = scheduler.kv_cache.evictor.policy is not None and can_keep(learnt)
+    keeping = evictor.policy is not None and can_keep(learnt)
     names = server.served_model_name or (own_name(settings.of(ModelConfig).model),)
     loop.start()
     # What is alive now stays alive: the collector need not walk through model and vocabulary in the middle of a step.
@@ -53,7 +54,7 @@ def serve(settings: Settings, config: EngineConfig, sockets: list[socket.socket]
         loop.stop()
         loaded.close(server.drain_seconds)
         if learnt is not None and keeping:
-            save_learnt(learnt, scheduler.kv_cache.evictor, scheduler.below)
+            save_learnt(learnt, evictor, engine.offload, engine.step_cost)
         # What is frozen is not collected at the end either, and the native module complains of all that is left of it.
         gc.unfreeze()
 

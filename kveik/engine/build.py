@@ -18,7 +18,7 @@ from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
 from kveik.engine.engine import Engine
-from kveik.engine.eviction import Shares, eviction_policy
+from kveik.engine.eviction import Shares, eviction_policy, tier_setting
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.expected import expected_weight_bytes, quantization_of
 from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, memory_for_process, plan_model
@@ -37,11 +37,12 @@ from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.observe.tiers import log_tiers
-from kveik.offload.carrier import BelowParts, PoolMemory, Transfers
-from kveik.offload.loads import Loads
-from kveik.offload.open_tiers import BelowSetting, check_below, open_below
+from kveik.offload.carrier import PoolMemory
+from kveik.offload.open_tiers import check_tiers, open_tiers, plan_tiers
+from kveik.offload.protocol import Offload
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
+from kveik.schedule.step_cost import StepCost
 from kveik.text.chat_template import ChatTemplate, TemplateSources, chat_template_from_folder, chat_template_from_gguf
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
@@ -95,8 +96,7 @@ class LoadedEngine:
         try:
             self.engine.scheduler.check()
         finally:
-            if self.engine.transfers is not None:
-                self.engine.transfers.retire(seconds)
+            self.engine.offload.retire(self.engine.clock.now(), seconds)
 
 
 def open_engine(
@@ -109,7 +109,7 @@ def open_engine(
     path = find_model(config.model.model)
     if path is None:
         raise Unreachable(f"The model '{config.model.model}' is not here; fetch it with: kveik pull {config.model.model}")
-    check_below(config.cache)
+    check_tiers(config.cache)
     native.use_environment()
     available = memory_for_process(ROOT)
     file = open_model(path)
@@ -134,11 +134,17 @@ def open_engine(
     report(decoder.described)
     report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
     clock = clock or SystemClock()
-    setting = BelowSetting(config.cache, plan, fingerprint, _kv_dtype(decoder, plan), config.stream.seed, shares)
-    below = open_below(setting, clock, report)
-    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public, record_facts=below is not None)
-    eos_ids = tokenizer.eos_ids | file.eos_ids
-    return _join(config, fingerprint, tokenizer, eos_ids, template, decoder, plan, kv_cache, below, clock)
+    setting = tier_setting(config, plan, fingerprint, _kv_dtype(decoder, plan), shares)
+    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public, record_facts=bool(plan_tiers(setting)))
+    memory, step_cost, bus = plan.memory, StepCost(), EventBus()
+    storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
+    offload = open_tiers(setting, kv_cache, step_cost, PoolMemory(storage.tensors), clock, report=report, publish=bus.publish)
+    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, tokenizer.eos_ids | file.eos_ids, offload)
+    prefault(storage.tensors, first_bytes(storage.tensors, config.cache.block_size, plan.max_model_len))
+    metrics = _metrics(config, plan, decoder, bus, offload)
+    executor = _executor(config, plan, decoder, tokenizer, file, kv_cache, storage)
+    engine = _join(scheduler, executor, clock, bus, step_cost, seed=config.stream.seed)
+    return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint, decoder.arithmetic)
 
 
 def _on_huge_pages(decoder: Decoder) -> int:
@@ -228,32 +234,28 @@ def _kv_dtype(decoder: Decoder, plan: ModelPlan) -> str:
     return f"{plan.kv_type.name} of {decoder.arithmetic}"
 
 
-def _join(
+def _executor(
     config: EngineConfig,
-    fingerprint: bytes,
-    tokenizer: Tokenizer,
-    eos_ids: frozenset[int],
-    template: ChatTemplate | None,
-    decoder: Decoder,
     plan: ModelPlan,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    file: ModelFile,
     kv_cache: KVCacheManager,
-    below: BelowParts | None,
-    clock: Clock,
-) -> LoadedEngine:
-    memory = plan.memory
-    loads = None if below is None else Loads(kv_cache, below.directory, below.costs)
-    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, eos_ids, loads)
-    storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
-    prefault(storage.tensors, first_bytes(storage.tensors, config.cache.block_size, plan.max_model_len))
-    executor = ModelExecutor(
+    storage: BlockStorage,
+) -> ModelExecutor:
+    return ModelExecutor(
         decoder,
-        Sampler(plan.spec.vocab, tokenizer.vocab_size, eos_ids),
+        Sampler(plan.spec.vocab, tokenizer.vocab_size, tokenizer.eos_ids | file.eos_ids),
         storage,
         plan.spec.groups,
         config.cache.block_size,
         plan.kv_type.of_bytes,
     )
-    bus = EventBus()
+
+
+def _metrics(config: EngineConfig, plan: ModelPlan, decoder: Decoder, bus: EventBus, offload: Offload) -> Metrics:
+    """Counts the bus's events from now on; the log tells of tiers."""
+    places = {one.snapshot.name: one.place for one in offload.stats()}
     facts = EngineFacts(
         threads=plan.threads.threads,
         dtype=dtype_name(plan.dtype),
@@ -261,18 +263,22 @@ def _join(
         isa=native.isa() or "none",
         kv_cache_dtype=plan.kv_type.name,
         block_size=config.cache.block_size,
-        pool_bytes=memory.cache_bytes,
-        planned_bytes=memory.planned_bytes,
-        tiers=() if below is None else tuple(store.name for store in below.stores),
+        pool_bytes=plan.memory.cache_bytes,
+        planned_bytes=plan.memory.planned_bytes,
+        tiers=tuple(places),
     )
-    metrics = Metrics(facts, lambda: bus.errors, lambda: [] if below is None else below.mover.snapshots(), resident_bytes)
+    metrics = Metrics(facts, lambda: bus.errors, lambda: [one.snapshot for one in offload.stats()], resident_bytes)
     bus.subscribe(metrics.listen)
-    bus.subscribe(partial(log_tiers, places={} if below is None else below.mover.places))
-    transfers = None if below is None else Transfers(below, scheduler, PoolMemory(storage.tensors), clock, bus.publish)
+    bus.subscribe(partial(log_tiers, places=places))
+    return metrics
+
+
+def _join(
+    scheduler: Scheduler, executor: ModelExecutor, clock: Clock, bus: EventBus, step_cost: StepCost, *, seed: int
+) -> Engine:
     recorder = Recorder(bus, scheduler)
     # A gauge that appears with the first request only looks as if something had been wrong before it.
     recorder.idled()
-    engine = Engine(scheduler, executor, clock, recorder, seed=config.stream.seed, transfers=transfers)
-    if below is not None:
-        below.mover.start()
-    return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint, decoder.arithmetic)
+    engine = Engine(scheduler, executor, clock, recorder, seed=seed, step_cost=step_cost)
+    engine.offload.start()
+    return engine

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from kveik.cache.group import GroupUsage
 from kveik.engine.engine import Engine
 from kveik.observe.tiers import TierSnapshot
-from kveik.offload.carrier import BelowParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +38,26 @@ class CacheStats:
 
 def tier_snapshots(engine: Engine) -> list[TierSnapshot]:
     """Each tier at this moment, from the nearest to the pool down. From any thread."""
-    return [] if engine.transfers is None else engine.transfers.parts.mover.snapshots()
+    return [one.snapshot for one in engine.offload.stats()]
 
 
 def cache_stats(engine: Engine) -> CacheStats:
     """Everything at one moment between two steps."""
-    scheduler = engine.scheduler
-    parts = None if engine.transfers is None else engine.transfers.parts
+    scheduler, tiers = engine.scheduler, engine.offload.stats()
     return CacheStats(
         pool=tuple(scheduler.kv_cache.usage),
         prompt_tokens=PromptTokens(scheduler.prefix_queries, scheduler.prefix_hits),
-        loads_waiting=scheduler.below.loading,
-        tiers=tuple(tier_snapshots(engine)),
-        known=_known(parts),
+        loads_waiting=engine.offload.loading,
+        tiers=tuple(one.snapshot for one in tiers),
+        known={one.snapshot.name: one.contents for one in tiers},
     )
 
 
-def _known(parts: BelowParts | None) -> dict[str, int]:
-    """Contents that the offload manager counts, per tier."""
-    return {} if parts is None else {tier.spec.name: len(tier) for tier in parts.directory.tiers}
-
-
 def reset_cache(engine: Engine) -> None:
-    """Forget all contents that no request uses, in the pool and in every tier that is not shared."""
-    scheduler = engine.scheduler
-    scheduler.kv_cache.reset()
+    """Remove all contents, in the pool and in every tier that is not shared; running requests keep their blocks."""
+    engine.scheduler.kv_cache.reset()
     engine.recorder.idled()
-    if engine.transfers is not None:
-        # Facts recorded before are of contents that are forgotten now.
-        engine.transfers.carry_out()
-        engine.transfers.parts.directory.reset()
-        engine.attend()
+    # Facts recorded before are of contents that are removed now.
+    engine.attend()
+    engine.offload.reset()
+    engine.attend()

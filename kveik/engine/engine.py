@@ -15,12 +15,11 @@ from kveik.engine.executor import Executor
 from kveik.engine.record import Recorder
 from kveik.engine.stream import TokenEvent
 from kveik.errors import NonFiniteLogits, Overloaded, StepFailed
-from kveik.offload.carrier import Transfers
-from kveik.offload.mailbox import Mailbox
 from kveik.request.request import Request
 from kveik.request.sequence import FinishReason, Sequence
 from kveik.schedule.plan import PromptLogprobs, Settled, StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
+from kveik.schedule.step_cost import StepCost
 from kveik.words import counted
 
 logger = logging.getLogger(__name__)
@@ -63,17 +62,15 @@ class Engine:
         recorder: Recorder,
         *,
         seed: int,
-        transfers: Transfers | None = None,
+        step_cost: StepCost | None = None,
     ) -> None:
-        """`transfers`: to the tiers below the pool, where there are any."""
+        """`step_cost`: where something else uses it too."""
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.recorder = recorder
-        self.transfers = transfers
-        self.mailbox = Mailbox() if transfers is None else transfers.parts.mailbox
-        """Where the step thread sleeps."""
-
+        self.offload = scheduler.offload
+        self.step_cost = step_cost or StepCost()
         self._stalled = False
         self._ids = itertools.count()
         self._seeds = np.random.default_rng(seed)
@@ -91,13 +88,13 @@ class Engine:
     @property
     def pause(self) -> float:
         """Seconds for which there is nothing to do, unless a tier has something to tell: all who are here wait for loads."""
-        deadline = self.scheduler.below.deadline if self._stalled else None
+        deadline = self.offload.deadline if self._stalled else None
         return 0.0 if deadline is None else max(0.0, deadline - self.clock.now())
 
     @property
     def unsettled(self) -> bool:
         """Whether it is to attend soon although nothing runs: something may have to be told of a tier."""
-        return self.transfers is not None and self.transfers.unsettled
+        return self.offload.unsettled
 
     def add(self, request: Request) -> tuple[int, ...]:
         """Queue all choices of a request. Returns their sequence ids, in the order of the choices.
@@ -139,12 +136,13 @@ class Engine:
 
     def step(self) -> StepReport:
         """Compute one step and tell what it brought. A step that fails as a whole ends its sequences; the others go on."""
-        if self.transfers is not None:
-            self.transfers.attend()
+        self.offload.attend(self.clock.now())
         started = self.clock.now()
         plan = self.scheduler.plan(started)
+        self.offload.carry_out(started)
         try:
-            self._launch(plan)
+            self.executor.launch(plan)
+            self.offload.start_loads()
             self._stalled = plan.empty
             if plan.empty:
                 return StepReport()
@@ -160,30 +158,22 @@ class Engine:
         news = _news(sequences, outcome, settled)
         for finished in settled.finished.values():
             self._retire(finished.sequence_id, finished.reason, now)
-        if self.transfers is not None:
-            self.transfers.stepped(plan, now - started)
+        self.step_cost.observe(plan.rows, plan.tokens, plan.pairs, now - started)
+        self.offload.carry_out(now)
         cached = tuple((sequence.id, sequence.cached_tokens or 0) for sequence in admitted)
         return StepReport(sequences, news, cached, outcome.prompt_logprobs)
 
-    def _launch(self, plan: StepPlan) -> None:
-        if self.transfers is None:
-            self.executor.launch(plan)
-        else:
-            self.transfers.carry_out(lambda: self.executor.launch(plan))
-            self.recorder.decided()
-
     def attend(self) -> None:
         """Between steps: take note of what tiers tell, and give them what there is to do."""
-        if self.transfers is not None:
-            self.transfers.attend()
-            self.transfers.carry_out()
+        now = self.clock.now()
+        self.offload.attend(now)
+        self.offload.carry_out(now)
 
     def learn(self) -> None:
         """Let the cache draw conclusions from what it has seen: milliseconds now and then, for between two steps."""
         now = self.clock.now()
         self.scheduler.kv_cache.evictor.learn(now)
-        if self.transfers is not None:
-            self.transfers.parts.directory.learn(now)
+        self.offload.learn(now)
 
     def _sequences(self, plan: StepPlan) -> tuple[Sequence, ...]:
         ids = plan.sequence_ids

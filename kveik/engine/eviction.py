@@ -19,10 +19,13 @@ from kveik.cache.eviction.policy import EvictionPolicy, Learnt
 from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from kveik.cache.evictor import Evictor
-from kveik.config import CacheConfig
+from kveik.config import CacheConfig, EngineConfig
+from kveik.engine.planner import ModelPlan
 from kveik.errors import BadValue
 from kveik.model.catalogue import home_folder
-from kveik.offload.loads import Loads
+from kveik.offload.open_tiers import TierSetting
+from kveik.offload.protocol import Offload
+from kveik.schedule.step_cost import StepCost
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +43,30 @@ def eviction_policy(config: CacheConfig, blocks: int, seed: int, shares: Shares 
         return None
 
     def bounded() -> EvictionPolicy:
-        policy = LruPolicy() if config.eviction_policy == "lru" else HazardPolicy(config.block_size, random.Random(seed))
-        return PriorityPolicy(policy, blocks)
+        return _bounded(config, blocks, random.Random(seed))
 
     return TenantPolicy(grants_of(shares, blocks), bounded) if shares else bounded()
 
 
-def policy_below(
-    config: CacheConfig, capacity_bytes: int, record_bytes: int, chance: random.Random, shares: Shares | None
-) -> EvictionPolicy:
-    """The same for a tier below the pool. `record_bytes`: what one of its larger records takes there."""
+def tier_setting(
+    config: EngineConfig, plan: ModelPlan, fingerprint: bytes = b"", kv_dtype: str = "", shares: Shares | None = None
+) -> TierSetting:
+    """Tiers for this model, each with a policy of its own. Without fingerprint: for arithmetic only."""
 
-    def bounded() -> EvictionPolicy:
-        policy = LruPolicy() if config.eviction_policy == "lru" else HazardPolicy(config.block_size, chance)
-        return PriorityPolicy(policy, capacity_bytes // record_bytes)
+    def policy(name: str, capacity_bytes: int, record_bytes: int) -> EvictionPolicy:
+        chance = random.Random(f"{config.stream.seed} {name}")
 
-    return TenantPolicy(grants_of(shares, capacity_bytes), bounded, weighed=True) if shares else bounded()
+        def bounded() -> EvictionPolicy:
+            return _bounded(config.cache, capacity_bytes // record_bytes, chance)
+
+        return TenantPolicy(grants_of(shares, capacity_bytes), bounded, weighed=True) if shares else bounded()
+
+    return TierSetting(config.cache, plan.memory, plan.spec.groups, plan.kv_type, fingerprint, kv_dtype, policy)
+
+
+def _bounded(config: CacheConfig, records: int, chance: random.Random) -> EvictionPolicy:
+    policy = LruPolicy() if config.eviction_policy == "lru" else HazardPolicy(config.block_size, chance)
+    return PriorityPolicy(policy, records)
 
 
 def grants_of(shares: Shares, capacity: int) -> dict[bytes, Grant]:
@@ -64,7 +75,7 @@ def grants_of(shares: Shares, capacity: int) -> dict[bytes, Grant]:
 
 
 class Learner(Protocol):
-    """What learns while serving: eviction policies, and models of what things cost."""
+    """Learns while serving: an eviction policy, or a model of costs."""
 
     def learnt(self) -> Learnt: ...
 
@@ -89,9 +100,9 @@ class LearntFile:
             return False
         return True
 
-    def save(self, policy: Learner) -> None:
+    def save(self, *learners: Learner) -> None:
         """Replace the file, whole or not at all; not where nothing was learnt."""
-        learnt = dict(policy.learnt())
+        learnt = {name: array for one in learners for name, array in one.learnt().items()}
         if not any(array.any() for array in learnt.values()):
             return
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
@@ -140,18 +151,16 @@ def costs_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.costs.npz")
 
 
-def load_learnt(path: Path, evictor: Evictor, below: Loads) -> bool:
+def load_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepCost) -> bool:
     """Let an engine's policies, in pool and tiers, and its costs go on from what was learnt before; whether it is so."""
-    learners = [] if below.manager is None else [tier.policy for tier in below.manager.tiers]
-    known = [LearntFile(path).load(one) for one in (evictor.policy, *learners) if one is not None]
-    if below.costs is not None:
-        LearntFile(costs_path(path)).load(below.costs)
+    known = [LearntFile(path).load(one) for one in (evictor.policy, *offload.policies) if one is not None]
+    for costs in (step_cost, offload):
+        LearntFile(costs_path(path)).load(costs)
     return any(known)
 
 
-def save_learnt(path: Path, evictor: Evictor, below: Loads) -> None:
-    """Tiers learn from the same requests as the pool, so that its tables do for all."""
+def save_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepCost) -> None:
+    """Save what was learnt. Tiers learn from the same requests as the pool, so that its tables do for all."""
     if evictor.policy is not None:
         LearntFile(path).save(evictor.policy)
-    if below.costs is not None:
-        LearntFile(costs_path(path)).save(below.costs)
+    LearntFile(costs_path(path)).save(step_cost, offload)

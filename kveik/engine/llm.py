@@ -145,7 +145,7 @@ class LLM:
         report = engine.step()
         engine.learn()
         if pause := engine.pause:
-            engine.mailbox.wait(pause)
+            engine.offload.mailbox.wait(pause)
         for sequence_id, cached in report.admitted:
             answering, choice = self._answering[sequence_id]
             if choice == 0:

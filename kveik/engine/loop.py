@@ -66,7 +66,7 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._config = config
         self._max_waiting = max_waiting
-        self._mailbox = engine.mailbox
+        self._mailbox = engine.offload.mailbox
         self._lock = threading.Lock()
         self._unplaced = 0
         self._draining = False

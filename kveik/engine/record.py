@@ -10,7 +10,6 @@ from kveik.observe.events import (
     FirstToken,
     Load,
     LoadChanged,
-    LoadDecided,
     Preempted,
     PromptComputed,
     RequestAdmitted,
@@ -68,22 +67,6 @@ class Recorder:
         for one in plan.not_scheduled:
             if before.get(one.sequence_id) is not one.cause:
                 self._bus.publish(RequestWaits(one.request_id, one.cause.value, one.needed, one.available))
-
-    def decided(self) -> None:
-        """Tell what was decided on loading since this was last called."""
-        decisions = self._scheduler.below.take_decisions()
-        for one in decisions:
-            split = one.split
-            self._bus.publish(
-                LoadDecided(
-                    tokens_in_pool=one.tokens_in_pool,
-                    tokens_below=one.tokens_reachable - one.tokens_in_pool,
-                    tokens_chosen=split.tokens - one.tokens_in_pool,
-                    load_seconds=split.load_seconds,
-                    compute_seconds=split.compute_seconds,
-                    recompute_seconds=split.recompute_seconds,
-                )
-            )
 
     def stepped(
         self,

@@ -14,9 +14,8 @@ from kveik.cache.eviction.policy import EvictionPolicy, Key, Visit
 from kveik.cache.evictor import Evictor
 from kveik.cache.group import GroupBlocks
 from kveik.cache.layout import LayerGroup
-from kveik.offload.manager import OffloadManager
-from kveik.offload.tier import Tier
-from kveik.offload.tier_spec import TierSpec
+from kveik.offload.tier import Tier, TierSpec
+from kveik.offload.tier_chain import TierChain
 from kveik.offload.transfer import Spill
 
 _GROUP = LayerGroup((0,), 1, 1, None)
@@ -80,7 +79,7 @@ class Replay:
         self._blocks = blocks
         self._group = GroupBlocks(_GROUP, blocks + beside)
         self._evictor = Evictor([self._group], policy, record_facts=bool(below))
-        self._below = OffloadManager([_GROUP], 1, below) if below else None
+        self._below = TierChain([_GROUP], 1, below)
         self._now = 0.0
         self._plain = plain
 
@@ -108,8 +107,6 @@ class Replay:
 
     def _found_below(self, keys: Sequence[Key], start: int) -> int:
         """Blocks behind the pool's hit that loading would bring."""
-        if self._below is None:
-            return 0
         by_key = self._group.index.by_key
         found = self._below.found(keys, (start, start), lambda _, key: key in by_key)
         return int(found.cuts[-1]) - start
@@ -137,30 +134,24 @@ class Replay:
         excess = self._group.pool.cached - self._blocks
         if excess > 0:
             self._evictor.evict(0, excess, self._now)
-        if self._below is not None:
-            self._carry_out(self._below)
-
-    def _carry_out(self, below: OffloadManager) -> None:
-        below.apply(self._evictor.take_facts(), self._now)
-        for one in below.take_transfers():
+        self._below.absorb(self._evictor.take_facts(), self._now)
+        for one in self._below.take_orders():
             if isinstance(one, Spill):
-                below.stored(one.target, one.key, one.group)
+                self._below.stored(one.target, one.key, one.group)
                 self.writes += 1
 
     @property
     def wants_lesson(self) -> bool:
-        return self._evictor.wants_lesson or (self._below is not None and self._below.wants_lesson)
+        return self._evictor.wants_lesson or self._below.wants_lesson
 
     def learn(self) -> None:
         """Off a request's path: whatever policy has enough to learn from learns."""
         self._evictor.learn(self._now)
-        if self._below is not None:
-            self._below.learn(self._now)
+        self._below.learn(self._now)
 
     def check(self) -> None:
         """Laws of the pool, the index, the policies and the bounds: O(blocks). Raises AssertionError."""
         self._group.check({})
         self._evictor.check(frozenset())
-        if self._below is not None:
-            self._below.check()
+        self._below.check()
         assert self._group.pool.cached <= self._blocks, "more stays cached than may"

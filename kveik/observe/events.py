@@ -141,26 +141,34 @@ class RequestWaits:
     available: int
 
 
+LoadReason = Literal["load", "compute", "no blocks", "nothing stored"]
+"""Reasons of a load decision: loading is sooner; computing is; the pool has no blocks for the load; no tier has anything."""
+
+LOAD_REASONS: tuple[LoadReason, ...] = get_args(LoadReason)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadDecided:
-    """It was weighed whether a waiting choice loads what lies below the pool or computes it. Whoever loads may be told of
-    again after a preemption."""
+    """It was decided whether a waiting choice loads what lies below the pool or computes it. Once for an admission, so again
+    after a preemption."""
 
+    request_id: str
+    reason: LoadReason
     tokens_in_pool: int
     tokens_below: int
-    """That could be loaded"""
+    """Tokens that could be loaded"""
 
     tokens_chosen: int
-    """That are loaded; 0: it computes all"""
+    """Tokens that are loaded; 0: it computes all"""
 
     load_seconds: float
     """Predicted"""
 
     compute_seconds: float
-    """Of what is left, predicted"""
+    """Predicted for what is left"""
 
     recompute_seconds: float
-    """Of everything, without loading, predicted"""
+    """Predicted for everything, without loading"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from kveik.observe.events import (
     FINISHED_REASONS,
+    LOAD_REASONS,
     REFUSED_REASONS,
     Event,
     FinishedReason,
@@ -24,6 +25,7 @@ from kveik.observe.events import (
     Load,
     LoadChanged,
     LoadDecided,
+    LoadReason,
     Preempted,
     PromptComputed,
     RefusedReason,
@@ -125,8 +127,7 @@ class _Counts:
     cached_tokens: int = 0
     pool_tokens: int = 0
     loaded_tokens: dict[str, int] = field(default_factory=dict)
-    loads_decided: int = 0
-    loads_declined: int = 0
+    load_decisions: dict[LoadReason, int] = field(default_factory=lambda: dict.fromkeys(LOAD_REASONS, 0))
     computed_tokens: int = 0
     unreached_tokens: int = 0
     new_tokens: int = 0
@@ -219,8 +220,7 @@ def _count(counts: _Counts, event: Event) -> None:
         case RequestWaits():
             pass
         case LoadDecided():
-            counts.loads_decided += event.tokens_chosen > 0
-            counts.loads_declined += event.tokens_chosen == 0
+            counts.load_decisions[event.reason] += 1
         case FirstToken():
             counts.first_token.observe(event.seconds)
         case Preempted():
@@ -278,8 +278,8 @@ def _totals(counts: _Counts, listener_errors: int) -> Iterable[Metric]:
     yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", sum(tokens for _, tokens in sources))
     yield _labelled("prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.", "source", sources)
     if counts.loaded_tokens:
-        choices = (("load", counts.loads_decided), ("compute", counts.loads_declined))
-        yield _labelled("kv_load_decisions", "Whether what lies below the pool was loaded or computed.", "choice", choices)
+        text = "Admissions by why they loaded from below the pool or did not."
+        yield _labelled("kv_load_decisions", text, "reason", counts.load_decisions.items())
     text = "Prompt tokens neither found nor computed, because their request ended."
     yield _counter("prompt_tokens_unreached", text, counts.unreached_tokens)
     yield _counter("generation_tokens", "Tokens sampled.", counts.new_tokens)

@@ -1,4 +1,4 @@
-"""How long computing and loading take, learnt while serving, and where to stop loading a hit and compute the rest. Pure.
+"""Rates learnt while serving, seconds of loading, and the place where loading a hit stops and computing begins. Pure.
 
 A duration is a sum of parts, and each part is a rate times a size that is known beforehand:
 
@@ -12,13 +12,13 @@ and from the logarithm of actual / predicted, within bounds, so that one step th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kveik.cache.eviction.policy import Learnt
 from kveik.words import counted
 
 FADING = 0.97
@@ -124,34 +124,12 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
     return answer
 
 
-def pairs(tokens: float, context: float) -> float:
-    """Pairs of a new token and one that it reads: `tokens` new ones after `context` others."""
-    return tokens * context + tokens * (tokens + 1) / 2
+class ComputeCost(Protocol):
+    """A model of what computing takes."""
 
-
-class PrefillCost:
-    """Seconds of computing tokens after a context, a chunk per step."""
-
-    PRIOR = (5e-3, 5e-4, 1e-8)
-    """Seconds per step, token and pair: a model of some 10^8 parameters on a few cores. Right to a factor of ten or so."""
-
-    def __init__(self, chunk: int, prior: Sequence[float] = PRIOR) -> None:
-        """`chunk`: tokens of one sequence in one step at most."""
-        self._chunk = chunk
-        self.rates = Rates(prior)
-
-    def observe(self, tokens: int, pairs_read: float, seconds: float) -> None:
-        """A step has computed so many tokens, of one sequence or several, that read so many pairs."""
-        self.rates.observe((1.0, tokens, pairs_read), seconds)
-
-    def seconds(self, tokens: int, context: int) -> float:
-        return float(self.seconds_each(np.array([tokens]), np.array([context]))[0])
-
-    def seconds_each(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The same for many at once."""
-        step, token, pair = self.rates.rates
-        many = tokens.astype(np.float64)
-        return np.asarray(step * -(-tokens // self._chunk) + token * many + pair * (many * context + many * (many + 1) / 2))
+    def prefill_seconds(self, tokens: NDArray[np.int64], context: NDArray[np.int64], chunk: int) -> NDArray[np.float64]:
+        """Seconds of computing `tokens` of one sequence after `context` others, `chunk` per step; for many at once."""
+        ...
 
 
 class LoadCost:
@@ -230,39 +208,22 @@ class Split:
         return self.load_seconds + self.compute_seconds
 
     @property
-    def patience(self) -> float:
+    def timeout(self) -> float:
         """Seconds after which waiting for the load has cost more than it saves."""
         return self.recompute_seconds - self.compute_seconds
 
 
-def best_split(prospect: Prospect, length: int, prefill: PrefillCost, tiers: Sequence[LoadCost], now: float) -> Split:
+def best_split(
+    prospect: Prospect, length: int, compute: ComputeCost, chunk: int, tiers: Sequence[LoadCost], now: float
+) -> Split:
     """Load up to one of the cuts and compute the rest of `length` tokens: which cut finishes earliest; the least of equals.
 
     Tiers load side by side. O(cuts), in NumPy.
     """
-    computing = prefill.seconds_each(length - prospect.tokens, prospect.tokens)
+    computing = compute.prefill_seconds(length - prospect.tokens, prospect.tokens, chunk)
     loading = np.zeros(len(prospect.tokens))
     for tier, sizes in zip(tiers, prospect.sizes, strict=True):
         np.maximum(loading, tier.seconds_each(sizes, now), out=loading)
     both = computing + loading
     cut = int(both.argmin())
     return Split(cut, int(prospect.tokens[cut]), float(loading[cut]), float(computing[cut]), float(computing[0]))
-
-
-class Costs:
-    """All models of one engine, and what outlives it."""
-
-    def __init__(self, prefill: PrefillCost, tiers: Mapping[str, LoadCost]) -> None:
-        self.prefill = prefill
-        self.tiers = dict(tiers)
-
-    def learnt(self) -> Learnt:
-        tables = {f"seconds of loading from {name}": tier.rates.learnt() for name, tier in self.tiers.items()}
-        return {"seconds of computing": self.prefill.rates.learnt(), **tables}
-
-    def restore(self, learnt: Learnt) -> None:
-        """Whatever is there of it; a tier that is new starts from its prior. Raises ValueError where a table is malformed."""
-        named = {f"seconds of loading from {name}": tier.rates for name, tier in self.tiers.items()}
-        for name, rates in {"seconds of computing": self.prefill.rates, **named}.items():
-            if name in learnt:
-                rates.restore(np.asarray(learnt[name], dtype=np.float64))

@@ -1,213 +1,400 @@
-"""The tiers below the pool, as one chain: what one gives up is offered to the next, and a hit is what all groups can serve.
+"""Offload manager: decides what is stored in which tier, what is loaded, and how long it is waited for. Knows no bytes.
 
-    pool ──offered──> ram ──victims──> disk ──victims──> remote      each with its own bound and policy
-      └──inserted────────────────────────┴─────────────────┘         those that write through
-
-Decisions are orders (`orders.py`), taken by whoever moves bytes. What becomes of them is told back: `stored`, `failed`, `gone`.
-Whatever goes wrong below ends here as a record that is not there: never as an error of a request.
+Facts of the KV cache come in, transfers go out to the carrier, and completions come back from it. A sequence waits for a load
+no longer than computing would take, and loads once for an admission (`loads.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from math import inf
 
-from kveik.cache.eviction.policy import Key, Visit
-from kveik.cache.facts import Evicted, Fact, Gone, Inserted, Invalidated, Used
-from kveik.cache.layout import LayerGroup
+import numpy as np
+
+from kveik.cache.eviction.policy import EvictionPolicy, Learnt
+from kveik.cache.kv_cache_manager import KVCacheManager
+from kveik.cache.prefix_match import PrefixMatch
+from kveik.observe.events import Event, LoadDecided, LoadReason
+from kveik.offload.cost import ComputeCost, LoadCost, Split, best_split
+from kveik.offload.loads import Load, LoadWait, State
 from kveik.offload.tier import Tier
-from kveik.offload.tier_match import Below, InPool, find_below
-from kveik.offload.transfer import Clear, Delete, Fetch, Spill, Transfer
+from kveik.offload.tier_chain import TierChain
+from kveik.offload.tier_match import Below
+from kveik.offload.transfer import (
+    Answered,
+    Arrived,
+    Cancel,
+    Carrier,
+    Delete,
+    Fetch,
+    LoadRecords,
+    Probe,
+    Stored,
+    TierStats,
+    Took,
+    Transfer,
+)
+from kveik.request.sequence import Sequence as Choice
+
+PROBE_SHARE = 0.1
+"""Of the time that computing what is not known to be anywhere takes, how much may be spent on asking for it."""
+
+COMPARE_SECONDS = 60.0
+"""At least between two comparisons of a store with what is known of it; and so long nothing is offered to a shared one that was
+full."""
 
 
 class OffloadManager:
-    """Who has which record. Single-threaded, pure; time comes in as an argument."""
+    """One engine's tiers, as `Offload` promises it."""
 
-    def __init__(self, groups: Sequence[LayerGroup], block_size: int, tiers: Sequence[Tier]) -> None:
-        """`tiers`: from the nearest to the pool down."""
-        for tier in tiers:
-            assert len(tier.spec.record_bytes) == len(groups), "a tier does not know how large every group's records are"
-        self.tiers = tuple(tiers)
-        self._groups = tuple(groups)
-        self._block_size = block_size
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        chain: TierChain,
+        compute: ComputeCost,
+        costs: Sequence[LoadCost],
+        carrier: Carrier,
+        publish: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        """`costs`: of loading, per tier of the chain. `publish` gets what is decided."""
+        assert len(costs) == len(chain.tiers), "not every tier has its cost"
+        self.chain = chain
+        self.costs = tuple(costs)
+        self.carrier = carrier
+        self.mailbox = carrier.mailbox
+        self._kv_cache = kv_cache
+        self._compute = compute
+        self._publish = publish
+        self._count = 0
+        self._loads: dict[int, Load] = {}
+        """By waiting sequence."""
+
+        self._active: dict[int, Load] = {}
+        """By number: those that are waited for, or hold blocks."""
+
+        self._news = False
+        """Whether a record has arrived since `expire`: others that begin alike may need fewer blocks now."""
+
         self._transfers: list[Transfer] = []
-        self.closed: frozenset[int] = frozenset()
-        """Tiers whose stores take nothing at the moment: what they are known to have does not go for what would be refused."""
+        self._starting: dict[int, LoadRecords] = {}
+        """Loads of this plan, by number."""
+
+        self._compared = [-inf] * len(costs)
 
     # Questions.
 
-    def found(self, keys: Sequence[Key], hit: tuple[int, int], in_pool: InPool) -> Below:
-        """What lies below behind the pool's hit (its tokens, and whole blocks among them): O(tiers · new blocks)."""
-        return find_below(self._groups, self.tiers, keys, hit, self._block_size, in_pool)
+    @property
+    def policies(self) -> list[EvictionPolicy]:
+        return [tier.policy for tier in self.chain.tiers]
 
     @property
-    def shared(self) -> bool:
-        """Whether there is a tier in which others write too."""
-        return any(not tier.spec.ours for tier in self.tiers)
+    def loading(self) -> int:
+        return sum(load.waited_for for load in self._active.values())
 
-    def unknown(self, keys: Iterable[Key]) -> list[tuple[int, list[Key]]]:
-        """Per tier in which others write too, those keys of which nothing is known to be there: worth asking for."""
-        return [
-            (number, [key for key in keys if not tier.stored(key)])
-            for number, tier in enumerate(self.tiers)
-            if not tier.spec.ours
-        ]
+    @property
+    def deadline(self) -> float | None:
+        return min((load.deadline for load in self._active.values() if load.waited_for), default=None)
 
-    # What happens above. Each may give orders.
+    @property
+    def unsettled(self) -> bool:
+        return self.carrier.unsettled
 
-    def apply(self, facts: Iterable[Fact], now: float) -> None:
-        """Take facts of the pool over, in order, before the next step writes into the blocks that they name."""
-        for fact in facts:
-            match fact:
-                case Evicted():
-                    self._offer(0, fact, fact.runs, now)
-                case Inserted():
-                    self._inserted(fact, now)
-                case Used(visit):
-                    self.used(visit)
-                case Invalidated(keys):
-                    self.forget(keys)
+    def has(self, claim: Hashable) -> bool:
+        load = self._active.get(claim.load) if isinstance(claim, LoadWait) else None
+        return load is not None and load.waited_for
 
-    def _inserted(self, new: Inserted, now: float) -> None:
-        source = Evicted([Gone((new.key,), new.groups, new.owner)], (new.key,), [(block,) for block in new.blocks])
-        for number, tier in enumerate(self.tiers):
-            if tier.spec.writes == "write-through":
-                self._offer_to(number, source, source.runs, now)
+    def find(self, sequence_id: int, match: PrefixMatch | None, limit: int) -> Below:
+        """What lies below of the sequence's first `limit` tokens behind its match in the pool."""
+        hit = (match.tokens, match.full) if match else (0, 0)
+        return self.chain.found(self._kv_cache.chain_keys(sequence_id, limit), hit, self._kv_cache.in_pool)
 
-    def used(self, visit: Visit) -> None:
-        """A request is done."""
-        for number, tier in enumerate(self.tiers):
-            tier.used(visit)
-            self._delete(number, tier.surplus(visit.tenant, visit.went))
+    def stats(self) -> list[TierStats]:
+        return [one._replace(contents=len(tier)) for tier, one in zip(self.chain.tiers, self.carrier.stats(), strict=True)]
 
-    def _offer(self, first: int, source: Evicted | int, gone: Sequence[Gone], now: float) -> None:
-        """To one tier after the other, until one has it. `source`: what the pool evicted, or the number of a tier."""
-        for number in range(first, len(self.tiers)):
-            if gone:
-                gone = self._offer_to(number, source, gone, now)
+    # Within a plan.
 
-    def _offer_to(self, number: int, source: Evicted | int, gone: Sequence[Gone], now: float) -> list[Gone]:
-        """What it does not take."""
-        if number in self.closed:
-            return list(gone)
-        answer = self.tiers[number].offer(gone, now)
-        # They are copied further down before they are removed, and removed before their room is needed.
-        self._offer(number + 1, number, answer.victims, now)
-        self._delete(number, answer.victims)
-        self._spill(answer.writes, source, number)
-        return answer.refused
+    def expire(self, now: float) -> bool:
+        for load in [one for one in self._active.values() if one.waited_for and one.deadline <= now]:
+            if load.state is State.ASKING:
+                self._asked(load)
+            else:
+                self._note_late(load, now)
+                self._end(load)
+        news, self._news = self._news, False
+        return news
 
-    def _spill(self, gone: Sequence[Gone], source: Evicted | int, target: int) -> None:
-        places = {key: place for place, key in enumerate(source.keys)} if gone and isinstance(source, Evicted) else {}
-        for keys, groups, _, _ in gone:
-            for group in _bits(groups):
-                if isinstance(source, int):
-                    self._transfers += [Spill(key, group, source, target) for key in keys]
-                else:
-                    blocks = source.blocks[group]
-                    self._transfers += [Spill(key, group, None, target, blocks[places[key]]) for key in keys]
+    def begin(self, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> LoadWait | None:
+        load = self._loads.get(sequence.id)
+        if (other := self._joinable(sequence.id, load, match, limit)) is not None:
+            return LoadWait(other.number)
+        if load is not None and load.state is not State.UNDECIDED:
+            return None
+        if not self._kv_cache.can_admit(sequence.id, match):
+            return None
+        load = load or self._new(sequence.id)
+        waits = self._asks(load, sequence, match, limit, now) or self._loads_for(load, sequence, match, limit, now)
+        return LoadWait(load.number) if waits else None
 
-    def _delete(self, number: int, gone: Sequence[Gone]) -> None:
-        if gone and self.tiers[number].spec.ours:
-            for keys, groups, _, _ in gone:
-                self._transfers += [Delete(key, group, number) for group in _bits(groups) for key in keys]
+    def _new(self, sequence_id: int) -> Load:
+        self._count += 1
+        load = self._loads[sequence_id] = Load(self._count, sequence_id)
+        return load
 
-    def retire(self, pool: Evicted, now: float) -> None:
-        """The process ends: what is in the pool or in a tier that goes with it is offered to those that last, the most valuable
-        first, so that a drain that is cut short has saved the best of it.
-        """
-        lasting = [number for number, tier in enumerate(self.tiers) if tier.spec.lasts]
-        if not lasting:
+    def _joinable(self, sequence_id: int, own: Load | None, match: PrefixMatch | None, limit: int) -> Load | None:
+        """Another's load that brings what follows `match`; a sequence waits for one once."""
+        if not self._active or (own is not None and own.joined):
+            return None
+        keys = set(self._kv_cache.chain_keys(sequence_id, limit)[match.full if match else 0 :])
+        for load in self._active.values():
+            if load.state is State.LOADING and any(fetch.key in keys for fetch in load.fetches):
+                (own or self._new(sequence_id)).joined = True
+                return load
+        return None
+
+    def _asks(self, load: Load, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> bool:
+        """Ask once, in tiers in which others write, for what is not known to be anywhere."""
+        if load.asked or not self.chain.shared:
+            return False
+        load.asked = True
+        unknown = self.chain.unknown(self._kv_cache.chain_keys(sequence.id, limit)[match.full if match else 0 :])
+        if not unknown:
+            return False
+        tokens = max(len(keys) for _, keys in unknown) * self._kv_cache.block_size
+        context = np.array([sequence.length - tokens])
+        seconds = self._compute.prefill_seconds(np.array([tokens]), context, self._kv_cache.max_chunk)
+        load.state, load.answers, load.deadline = State.ASKING, len(unknown), now + PROBE_SHARE * float(seconds[0])
+        self._active[load.number] = load
+        self._transfers += [Probe(load.number, tier, tuple(keys), load.deadline) for tier, keys in unknown]
+        return True
+
+    def _loads_for(self, load: Load, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> bool:
+        """Decide, once for an admission, and begin."""
+        load.state = State.DECLINED
+        below = self.find(sequence.id, match, limit)
+        split = best_split(below.prospect, sequence.length, self._compute, self._kv_cache.max_chunk, self.costs, now)
+        fetches = below.fetches(split.cut)
+        blocks: tuple[int, ...] | None = None
+        if fetches:
+            first, last = below.starts[:, split.cut].tolist(), int(below.cuts[split.cut])
+            blocks = self._kv_cache.reserve_load(sequence.id, [(one.group, one.place) for one in fetches], first, last, now)
+        self._tell(sequence, below, split, fetches, blocks)
+        if blocks is None:
+            return False
+        self.chain.pin(fetches)
+        load.state, load.fetches, load.remaining = State.LOADING, fetches, set(range(len(fetches)))
+        load.began, load.deadline = now, now + split.timeout
+        self._active[load.number] = load
+        for fetch in fetches:
+            self._queued(fetch, 1)
+        self._starting[load.number] = LoadRecords(load.number, fetches, blocks, load.deadline)
+        return True
+
+    def _tell(
+        self, sequence: Choice, below: Below, split: Split, fetches: Sequence[Fetch], blocks: Sequence[int] | None
+    ) -> None:
+        reason: LoadReason = "nothing stored"
+        if below:
+            reason = "compute" if not fetches else "no blocks" if blocks is None else "load"
+        tokens = below.prospect.tokens
+        self._publish(
+            LoadDecided(
+                request_id=sequence.request.id,
+                reason=reason,
+                tokens_in_pool=int(tokens[0]),
+                tokens_below=int(tokens[-1] - tokens[0]),
+                tokens_chosen=int(split.tokens - tokens[0]) if blocks is not None else 0,
+                load_seconds=split.load_seconds,
+                compute_seconds=split.compute_seconds,
+                recompute_seconds=split.recompute_seconds,
+            )
+        )
+
+    def release_for_blocks(self) -> bool:
+        holding = [load for load in self._active.values() if load.holds_blocks]
+        for latest in holding[-1:]:
+            self._close(latest)
+        return bool(holding)
+
+    def plan_made(self) -> bool:
+        over = [load for load in self._active.values() if load.state is State.OVER]
+        for load in over:
+            self._close(load)
+        return bool(over)
+
+    def admitted(self, sequence_id: int, match: PrefixMatch | None) -> dict[str, int]:
+        load, counts = self._loads.pop(sequence_id, None), dict[str, int]()
+        if load is not None and match is not None:
+            for place, tier in load.landed.items():
+                if place < match.full:
+                    name = self.chain.tiers[tier].spec.name
+                    counts[name] = counts.get(name, 0) + self._kv_cache.block_size
+        return counts
+
+    def dropped(self, sequence_id: int) -> None:
+        self._loads.pop(sequence_id, None)
+        for load in [one for one in self._active.values() if one.sequence_id == sequence_id]:
+            self._close(load)
+
+    # The lifecycle.
+
+    def _asked(self, load: Load) -> None:
+        """Its answers have come, or have taken too long."""
+        load.state = State.UNDECIDED
+        del self._active[load.number]
+
+    def _end(self, load: Load) -> None:
+        """Nothing waits for it any more; its blocks are held until the plan is made."""
+        load.state = State.OVER
+        if load.remaining and self._starting.pop(load.number, None) is None:
+            self._transfers.append(Cancel(load.number))
+
+    def _close(self, load: Load) -> None:
+        """Give its blocks back."""
+        if load.state is State.LOADING:
+            self._end(load)
+        if load.state is State.OVER:
+            for number in load.remaining:
+                self._queued(load.fetches[number], -1)
+                self.chain.loaded(load.fetches[number], found=True)
+            self._kv_cache.end_load(load.sequence_id)
+        load.state = State.DECLINED
+        del self._active[load.number]
+
+    def _note_late(self, load: Load, now: float) -> None:
+        """A tier that was too slow is known to be slow."""
+        for tier, cost in enumerate(self.costs):
+            size = sum(self._size(one) for at in load.remaining if (one := load.fetches[at]).tier == tier)
+            if size:
+                cost.late(size, now - load.began, now)
+
+    def _queued(self, fetch: Fetch, sign: int) -> None:
+        self.costs[fetch.tier].queued(sign * self._size(fetch))
+
+    def _size(self, fetch: Fetch) -> int:
+        return self.chain.tiers[fetch.tier].spec.record_bytes[fetch.group]
+
+    # Facts, transfers and completions.
+
+    def attend(self, now: float) -> None:
+        for one in self.carrier.completions():
+            match one:
+                case Stored():
+                    self._stored(one, now)
+                case Arrived():
+                    self._arrived(one)
+                case Answered():
+                    self._answered(one, now)
+                case Took(tier, size, seconds):
+                    self.costs[tier].observe(size, seconds, now)
+        self._look_at_rooms(now)
+        for load in [one for one in self._active.values() if one.state is State.LOADING and one.deadline <= now]:
+            # What has come is of use, though not all of it has.
+            for arrived in self.carrier.cancel(load.number):
+                self._arrived(arrived)
+
+    def carry_out(self, now: float) -> None:
+        self.chain.absorb(self._kv_cache.take_facts(), now)
+        transfers, self._transfers = self._transfers, []
+        self.carrier.carry_out([*transfers, *self.chain.take_orders()])
+
+    def start_loads(self) -> None:
+        starting, self._starting = self._starting, {}
+        self.carrier.carry_out(starting.values())
+
+    def _stored(self, one: Stored, now: float) -> None:
+        if not one.stored:
+            self.chain.failed(one.tier, one.key, one.group)
+            if one.full:
+                self._compare(one.tier, now)
             return
-        places = {key: place for place, key in enumerate(pool.keys)}
-        waiting: list[tuple[Evicted | int, Gone]] = []
-        for one in (run._replace(keys=(key,)) for run in pool.runs for key in run.keys):
-            waiting.append((Evicted([one], one.keys, [(blocks[places[one.keys[0]]],) for blocks in pool.blocks]), one))
-        for number, tier in enumerate(self.tiers):
-            if not tier.spec.lasts:
-                waiting.extend((number, gone) for gone in tier.records())
-        worths = self.tiers[lasting[0]].policy.worths([gone.keys[0] for _, gone in waiting], now)
-        # A stable order: beginnings stay ahead of what follows them.
-        for place in sorted(range(len(waiting)), key=worths.__getitem__, reverse=True):
-            source, one = waiting[place]
-            gone = [one]
-            for number in lasting:
-                gone = gone and self._offer_to(number, source, gone, now)
+        self.chain.stored(one.tier, one.key, one.group)
+        if not self.chain.tiers[one.tier].stored(one.key) >> one.group & 1:
+            # It was to go while it was being written.
+            self._transfers.append(Delete(one.key, one.group, one.tier))
+
+    def _arrived(self, one: Arrived) -> None:
+        load, fetch = self._active.get(one.load), one.fetch
+        if one.lost:
+            # It is computed again, and stored again when it goes.
+            self._transfers.append(Delete(fetch.key, fetch.group, fetch.tier))
+        if load is None or load.state is not State.LOADING or one.number not in load.remaining:
+            if one.lost:
+                self.chain.gone(fetch.tier, fetch.key, fetch.group)
+            return
+        if one.found or one.lost:
+            load.remaining.remove(one.number)
+            self._queued(fetch, -1)
+            self.chain.loaded(fetch, found=one.found)
+        if one.found:
+            self._news = True
+            self._kv_cache.finish_load(load.sequence_id, one.number)
+            if fetch.group == self.chain.lead:
+                load.landed[fetch.place] = fetch.tier
+        else:
+            load.miss(fetch.place)
+        if not load.useful:
+            self._end(load)
+
+    def _answered(self, one: Answered, now: float) -> None:
+        self.chain.adopt(one.tier, one.found, now)
+        if (load := self._active.get(one.load)) is not None and load.state is State.ASKING:
+            load.answers -= 1
+            if not load.answers:
+                self._asked(load)
+
+    def _look_at_rooms(self, now: float) -> None:
+        """A tier of ours is as large as its store; a shared one that is full is offered nothing."""
+        closed = set[int]()
+        for number, tier in enumerate(self.chain.tiers):
+            room = self.carrier.room(number)
+            if tier.spec.ours:
+                tier.resize(room.total)
+            elif room.used + max(tier.spec.record_bytes) > room.total or now < self._compared[number] + COMPARE_SECONDS:
+                closed.add(number)
+        self.chain.closed = frozenset(closed)
+
+    def _compare(self, number: int, now: float) -> None:
+        """A store is full where there should be room: after trouble it may have what was given up for lost."""
+        due, tier = now >= self._compared[number] + COMPARE_SECONDS, self.chain.tiers[number]
+        if due:
+            self._compared[number] = now
+        if due and tier.spec.ours:
+            contents = self.carrier.contents(number)
+            self._transfers += [Delete(key, group, number) for key, group in contents if not tier.holds(key)]
+
+    # The whole.
+
+    def start(self) -> None:
+        self.carrier.start()
 
     def reset(self) -> None:
-        """Everything is forgotten and removed, where it is ours to remove."""
-        for number, tier in enumerate(self.tiers):
-            tier.clear()
-            if tier.spec.ours:
-                self._transfers.append(Clear(number))
+        self.chain.reset()
 
-    def forget(self, keys: Iterable[Key]) -> None:
-        """These contents are not what they should be: they are removed everywhere, whoever else could use them."""
-        for key in keys:
-            for number, tier in enumerate(self.tiers):
-                self._transfers.extend(Delete(key, group, number) for group in _bits(tier.forget(key)))
-
-    def transfer(self, one: Transfer) -> None:
-        """This too is to be done, after all that is known of so far."""
-        self._transfers.append(one)
-
-    def take_transfers(self) -> list[Transfer]:
-        """What is to be done, in this order, and before the next write into the pool."""
-        transfers, self._transfers = self._transfers, []
-        return transfers
-
-    # Learning.
-
-    @property
-    def wants_lesson(self) -> bool:
-        """A tier's policy has seen enough to learn from."""
-        return any(tier.policy.wants_lesson for tier in self.tiers)
+    def retire(self, now: float, seconds: float) -> None:
+        self.carry_out(now)
+        self.chain.retire(self._kv_cache.cached_contents(), now)
+        lasting = [number for number, tier in enumerate(self.chain.tiers) if tier.spec.lasts]
+        self.carrier.finish(self.chain.take_orders(), lasting, seconds)
 
     def learn(self, now: float) -> None:
-        """Let the tiers' policies draw conclusions if they have seen enough."""
-        for tier in self.tiers:
-            if tier.policy.wants_lesson:
-                tier.policy.learn(now)
+        self.chain.learn(now)
 
-    # Loading.
+    def learnt(self) -> Learnt:
+        return {f"seconds of loading from {tier.spec.name}": cost.rates.learnt() for tier, cost in self._priced()}
 
-    def pin(self, fetches: Iterable[Fetch]) -> None:
-        """These records are about to be loaded: they do not go before `loaded` was told of each."""
-        for fetch in fetches:
-            self.tiers[fetch.tier].pin(fetch.key)
+    def restore(self, learnt: Learnt) -> None:
+        for tier, cost in self._priced():
+            if (name := f"seconds of loading from {tier.spec.name}") in learnt:
+                cost.rates.restore(np.asarray(learnt[name], dtype=np.float64))
 
-    def loaded(self, fetch: Fetch, *, found: bool) -> None:
-        """A load has ended, or was given up. `found` False: the record is not there, or not what it should be."""
-        tier = self.tiers[fetch.tier]
-        if not found:
-            tier.gone(fetch.key, fetch.group)
-        tier.unpin(fetch.key)
+    def _priced(self) -> Iterable[tuple[Tier, LoadCost]]:
+        return zip(self.chain.tiers, self.costs, strict=True)
 
-    # What became of orders, and what else is known of the tiers.
-
-    def stored(self, tier: int, key: Key, group: int) -> None:
-        self.tiers[tier].settle(key, group, stored=True)
-
-    def failed(self, tier: int, key: Key, group: int) -> None:
-        """A spill was not carried out."""
-        self.tiers[tier].settle(key, group, stored=False)
-
-    def gone(self, tier: int, key: Key, group: int) -> None:
-        self.tiers[tier].gone(key, group)
-
-    def adopt(self, tier: int, records: Iterable[tuple[Key, int]], now: float) -> None:
-        """Records (key and group) that are there already, the oldest first. What is beyond the bound is removed."""
-        for key, group in records:
-            if not self.tiers[tier].found(key, group, now):
-                self._delete(tier, [Gone((key,), 1 << group, None)])
-
-    def check(self) -> None:
-        """Bounds, sums and policies: O(keys). Raises AssertionError."""
-        for tier in self.tiers:
-            tier.check()
-
-
-@cache
-def _bits(groups: int) -> tuple[int, ...]:
-    """Numbers of the groups that these bits name; there are few, and it is asked for every record."""
-    return tuple(group for group in range(groups.bit_length()) if groups >> group & 1)
+    def check(self, waiting: Set[int]) -> None:
+        self.chain.check()
+        assert self._loads.keys() <= waiting, "a load is kept of a sequence that does not wait"
+        assert {load.sequence_id for load in self._active.values()} <= waiting, "a sequence loads that does not wait"
+        holding = [load.sequence_id for load in self._active.values() if load.holds_blocks]
+        assert len(set(holding)) == len(holding), "a sequence loads twice"
+        assert set(holding) == self._kv_cache.loading, "KV cache and offload know of different loads"
+        assert all(load.waited_for or load.holds_blocks for load in self._active.values()), "a load is active that is closed"

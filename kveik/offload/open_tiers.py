@@ -1,28 +1,31 @@
-"""Makes the tiers below the pool that are asked for, with all that decides on them; says what each holds at most."""
+"""Opening of the tiers that are asked for, with all that decides on them, and a line on what each holds at most."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.evictor import leading
 from kveik.cache.keys import encode_parts
-from kveik.cache.layout import BlockLayout
+from kveik.cache.kv_cache_manager import KVCacheManager
+from kveik.cache.layout import BlockLayout, LayerGroup
+from kveik.cache.memory_plan import MemoryPlan
 from kveik.clock import Clock
-from kveik.config import CacheConfig, EngineConfig
-from kveik.engine.eviction import Shares, policy_below
-from kveik.engine.planner import ModelPlan
+from kveik.config import CacheConfig
 from kveik.errors import BadValue
+from kveik.kernels.kv_types import KvType
 from kveik.machine.address_space import amount
-from kveik.offload.carrier import BelowParts
-from kveik.offload.cost import Costs, LoadCost, PrefillCost
+from kveik.observe.events import Event
+from kveik.offload.carrier import PoolMemory, TierCarrier
+from kveik.offload.cost import ComputeCost, LoadCost
 from kveik.offload.mailbox import Mailbox
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import MovedTier, Mover
+from kveik.offload.protocol import NoOffload, Offload
 from kveik.offload.stores.disk import DiskStore, disk_extent
 from kveik.offload.stores.disk_folder import KV_FOLDER, check_folder
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
@@ -30,8 +33,8 @@ from kveik.offload.stores.ram import RamStore, ram_extent
 from kveik.offload.stores.record import Encoding, RecordFormat
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore, check_address, remote_extent
 from kveik.offload.stores.store import Extent, Store
-from kveik.offload.tier import Tier
-from kveik.offload.tier_spec import TierSpec
+from kveik.offload.tier import FACTOR, Tier, TierSpec
+from kveik.offload.tier_chain import TierChain
 from kveik.offload.writer import STAGING_BYTES
 from kveik.words import counted
 
@@ -45,20 +48,22 @@ PRIORS = {"ram": (1e-4, 3e-10), "disk": (1e-3, 1e-9), "remote": (3e-3, 5e-9)}
 
 
 @dataclass(frozen=True, slots=True)
-class BelowSetting:
-    """What a model contributes to every record."""
+class TierSetting:
+    """What a model and its configuration contribute to every tier."""
 
     config: CacheConfig
-    plan: ModelPlan
+    memory: MemoryPlan
+    groups: tuple[LayerGroup, ...]
+    kv_type: KvType
     fingerprint: bytes
     kv_dtype: str
     """As in the blocks' keys: storage and arithmetic."""
 
-    seed: int
-    shares: Shares | None
+    policy: Callable[[str, int, int], EvictionPolicy]
+    """Makes a tier's eviction policy, from its name, its capacity and what one of its larger records takes there, in bytes."""
 
     def formats(self, codecs: Sequence[Codec]) -> list[RecordFormat]:
-        """Of one tier's records, per group."""
+        """Formats of one tier's records, per group."""
         size = self.config.block_size
         return [
             RecordFormat(self._fingerprint(number), number, size, codec.encoding, codec.payload_bytes)
@@ -66,7 +71,7 @@ class BelowSetting:
         ]
 
     def _fingerprint(self, number: int) -> bytes:
-        group = self.plan.spec.groups[number]
+        group = self.groups[number]
         shape = (number, repr(group.layers), group.kv_heads, group.head_dim, group.window)
         parts = ("kveik record 1", self.fingerprint, self.kv_dtype, self.config.block_size, *shape)
         return hashlib.sha256(encode_parts(parts)).digest()
@@ -82,7 +87,7 @@ class TierPlan:
     extent: Extent
 
     def line(self, block_size: int, found: str = "") -> str:
-        """What it holds at most, for the log and `kveik plan`."""
+        """Its bound, for the log and `kveik plan`."""
         blocks, bound = self.extent.usable_bytes // sum(self.extent.costs), amount(self.extent.capacity_bytes)
         return (
             f"tier {self.name}: at most {bound}, {counted(blocks, 'block', ',')} or "
@@ -91,8 +96,8 @@ class TierPlan:
         )
 
 
-def check_below(config: CacheConfig, *, only_look: bool = False) -> None:
-    """What can be said of tiers before a model is loaded for them. `only_look`: no folder is made or locked for it.
+def check_tiers(config: CacheConfig, *, only_look: bool = False) -> None:
+    """Refuse what can be refused before a model is loaded. `only_look`: no folder is made or locked for it.
 
     Raises BadValue, Unsupported, or Unreachable where another engine has the disk's folder.
     """
@@ -109,7 +114,7 @@ def _folder(text: str) -> Path:
         raise BadValue(f"--kv-disk is {text}; there is no such user.", param="kv_disk") from error
 
 
-def plan_below(setting: BelowSetting) -> list[TierPlan]:
+def plan_tiers(setting: TierSetting) -> list[TierPlan]:
     """The tiers that are asked for, from the nearest to the pool down; nothing is made or opened.
 
     Raises DoesNotFit, or BadValue where one would never hold anything.
@@ -120,49 +125,53 @@ def plan_below(setting: BelowSetting) -> list[TierPlan]:
     return plans
 
 
-def lines_below(config: EngineConfig, plan: ModelPlan) -> list[str]:
-    """What `open_below` would report, but for what it would find there. Raises as `plan_below`."""
-    setting = BelowSetting(config.cache, plan, b"", "", config.stream.seed, None)
-    return [tier.line(config.cache.block_size) for tier in plan_below(setting)]
-
-
-def open_below(setting: BelowSetting, clock: Clock, report: Callable[[str], None]) -> BelowParts | None:
-    """The tiers, without threads yet; None where none is asked for. `report` gets a line for each.
+def open_tiers(
+    setting: TierSetting,
+    kv_cache: KVCacheManager,
+    compute: ComputeCost,
+    memory: PoolMemory,
+    clock: Clock,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+    publish: Callable[[Event], None] = lambda _: None,
+) -> Offload:
+    """The tiers that are asked for, before `start`. `report` gets a line for each; `publish`, what becomes of them.
 
     Raises Unreachable where another engine has the disk's folder, DoesNotFit, BadValue or Unsupported.
     """
-    mailbox, plans = Mailbox(), plan_below(setting)
+    mailbox, plans = Mailbox(), plan_tiers(setting)
     if not plans:
-        return None
+        return NoOffload()
     tiers = [_tier(setting.config, plan, clock) for plan in plans]
     for plan, tier in zip(plans, tiers, strict=True):
         report(plan.line(setting.config.block_size, _found(tier.store)))
-    records = [_records(setting, tier) for tier in tiers]
-    directory = OffloadManager(setting.plan.spec.groups, setting.config.block_size, records)
+    chain = TierChain(setting.groups, setting.config.block_size, [_records(setting, tier) for tier in tiers])
     for number, tier in enumerate(tiers):
         if tier.store.name in LASTING - FOREIGN:
-            directory.adopt(number, [(key.block, key.group) for key, _ in tier.store.contents()], clock.now())
-    costs = Costs(PrefillCost(setting.plan.max_chunk), {tier.store.name: LoadCost(PRIORS[tier.store.name]) for tier in tiers})
-    return BelowParts(directory, costs, Mover(tiers, clock, mailbox.nudge), tuple(tier.store for tier in tiers), mailbox)
+            chain.adopt(number, [(key.block, key.group) for key, _ in tier.store.contents()], clock.now())
+    mover = Mover(tiers, clock, mailbox.nudge)
+    carrier = TierCarrier(mover, [tier.store for tier in tiers], memory, clock, mailbox, publish)
+    costs = [LoadCost(PRIORS[tier.store.name]) for tier in tiers]
+    return OffloadManager(kv_cache, chain, compute, costs, carrier, publish)
 
 
-def _asked(setting: BelowSetting) -> list[str]:
+def _asked(setting: TierSetting) -> list[str]:
     """Names, from the nearest to the pool down."""
     config = setting.config
     asked = {
-        "ram": setting.plan.memory.ram_bytes or config.hybrid_kv_cache_fraction,
+        "ram": setting.memory.ram_bytes or config.hybrid_kv_cache_fraction,
         "disk": config.kv_disk,
         "remote": config.kv_remote,
     }
     return [name for name, value in asked.items() if value]
 
 
-def _planned(setting: BelowSetting, name: str) -> TierPlan:
+def _planned(setting: TierSetting, name: str) -> TierPlan:
     config = setting.config
-    codecs = [_codec(setting, layout, name) for layout in setting.plan.memory.layouts]
+    codecs = [_codec(setting, layout, name) for layout in setting.memory.layouts]
     formats = setting.formats(codecs)
     if name == "ram":
-        extent = ram_extent(formats, setting.plan.memory.ram_bytes)
+        extent = ram_extent(formats, setting.memory.ram_bytes)
     elif name == "disk":
         extent = disk_extent(formats, config.disk_bytes)
     else:
@@ -188,14 +197,14 @@ def _tier(config: CacheConfig, plan: TierPlan, clock: Clock) -> MovedTier:
     return MovedTier(store=store, codecs=plan.codecs, staging_bytes=STAGING_BYTES, place=place)
 
 
-def _check_room(setting: BelowSetting, plan: TierPlan) -> None:
+def _check_room(setting: TierSetting, plan: TierPlan) -> None:
     """A tier that never holds anything is not what was asked for. Raises BadValue; the disk's store judges its own bound."""
     least, room = sum(plan.extent.costs), plan.extent.usable_bytes
     if plan.name == "disk" or room >= least:
         return
     needed = f"one block of every layer group takes {counted(least, 'byte')} there"
     if plan.name == "ram" and (fraction := setting.config.hybrid_kv_cache_fraction) is not None:
-        whole = setting.plan.memory.budget_bytes + room
+        whole = setting.memory.budget_bytes + room
         raise BadValue(
             f"--hybrid-kv-cache-fraction is {fraction:g}, which is {room} of {counted(whole, 'byte')}; {needed}: it must be "
             f"at least {math.ceil(least / whole * 1e6) / 1e6:g}.",
@@ -206,31 +215,29 @@ def _check_room(setting: BelowSetting, plan: TierPlan) -> None:
     raise BadValue(f"{flag} is {room}; {needed}: it must be at least {least}.", param=name)
 
 
-def _codec(setting: BelowSetting, layout: BlockLayout, name: str) -> Codec:
+def _codec(setting: TierSetting, layout: BlockLayout, name: str) -> Codec:
     """Only RAM is too dear for blocks as they are; what lasts is exact."""
-    if name != "ram" or setting.config.ram_encoding == "raw" or setting.plan.kv_type.quantised:
+    if name != "ram" or setting.config.ram_encoding == "raw" or setting.kv_type.quantised:
         return Raw(layout.block_bytes)
     rows = len(layout.group.layers) * 2 * layout.group.kv_heads * layout.block_size
-    return Int8Rows(rows, layout.group.head_dim, setting.plan.kv_type.values)
+    return Int8Rows(rows, layout.group.head_dim, setting.kv_type.values)
 
 
-def _records(setting: BelowSetting, tier: MovedTier) -> Tier:
-    store, lead = tier.store, leading(setting.plan.spec.groups)
+def _records(setting: TierSetting, tier: MovedTier) -> Tier:
+    store = tier.store
     sizes = tuple(store.cost_bytes(group) for group in range(len(store.formats)))
+    # Recency knows no worth, so nothing can be said about what is worth writing.
+    filtered = setting.config.eviction_policy != "lru" and setting.config.write_policy == "filtered"
     spec = TierSpec(
         name=store.name,
         capacity_bytes=store.usable_bytes,
         record_bytes=sizes,
         writes=setting.config.write_policy,
+        factor=FACTOR if filtered else None,
         lasts=store.name in LASTING,
         ours=store.name not in FOREIGN,
     )
-    if setting.config.eviction_policy == "lru" or setting.config.write_policy != "filtered":
-        # Recency knows no worth, so nothing can be said about what is worth writing.
-        spec = replace(spec, factor=None)
-    chance = random.Random(f"{setting.seed} {store.name}")
-    policy = policy_below(setting.config, store.usable_bytes, sizes[lead], chance, setting.shares)
-    return Tier(spec, policy)
+    return Tier(spec, setting.policy(store.name, store.usable_bytes, sizes[leading(setting.groups)]))
 
 
 def _found(store: Store) -> str:

@@ -1,4 +1,4 @@
-"""Which records one tier holds, within a bound in bytes, and what goes for what. Knows no other tier.
+"""Records of one tier, within a bound in bytes, and its victims. Knows no other tier.
 
 A record is (key, group); the records of one key, of all layer groups, come and go together as far as the groups have them, and
 are written as a set of bits: bit g for group g. What is known of a key's records:
@@ -13,17 +13,54 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import takewhile
+from math import isfinite
+from typing import Literal, NamedTuple
 
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
 from kveik.cache.eviction.tenants import TenantPolicy
 from kveik.cache.facts import Gone, in_runs
-from kveik.offload.tier_spec import TierSpec
-from kveik.offload.write_filter import WriteFilter
 
 TOUCHES_KNOWN = 1 << 17
-"""Keys of which it is known whether they were used once or more often, where that matters. Their dictionary takes 11.5 MB when
-it is full, and 18.9 MB for good once Python has rebuilt its table."""
+"""Keys known to be used once or more often, where that matters. Their dictionary takes up to 18.9 MB."""
+
+
+Writes = Literal["filtered", "write-through", "second-touch"]
+"""When a record is written: when the tier above evicts it and it is worth it; as soon as it is there at all; when the tier
+above evicts it and it was used twice."""
+
+FACTOR = 1.5
+"""How much more than the mean of recent victims an offered record must be worth. 1: at least as much; 2: for worn drives."""
+
+REMEMBERED = 256  # victims over which that mean runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpec:
+    """One tier, in numbers."""
+
+    name: str
+    capacity_bytes: int
+    record_bytes: tuple[int, ...]  # per layer group
+    writes: Writes = "filtered"
+    factor: float | None = FACTOR
+    """Of the write filter; None: everything that is offered is written. For policies that measure worth."""
+
+    lasts: bool = False  # outlives the process
+    ours: bool = True
+    """Whether nobody else writes and deletes there; otherwise it has a bound of its own, and ours is on what we know of it."""
+
+    def bytes_of(self, groups: int) -> int:
+        """Bytes of one key's records in these groups (bits)."""
+        return sum(size for number, size in enumerate(self.record_bytes) if groups >> number & 1)
+
+
+class Answer(NamedTuple):
+    """A tier's answer to offers: records to write, those not there afterwards, and those evicted for them, gone already."""
+
+    writes: list[Gone]
+    refused: list[Gone]
+    victims: list[Gone]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,24 +71,8 @@ class Held:
     stored: int = 0
     storing: int = 0
     pins: int = 0
-    refused: bool = False
-    """The policy named it while it could not go, and has set it aside."""
-
-    doomed: bool = False
-    """It is being stored, and will be removed as soon as it is."""
-
-
-class Answer(NamedTuple):
-    """What a tier says to offers."""
-
-    writes: list[Gone]
-    """What it takes, and of which groups the records."""
-
-    refused: list[Gone]
-    """What is not there afterwards, so that somebody else may take it."""
-
-    victims: list[Gone]
-    """What goes for it, and has gone from here already, also where there is no room after all."""
+    refused: bool = False  # the policy named it while it could not go, and has set it aside
+    doomed: bool = False  # it is being stored, and will be removed as soon as it is
 
 
 class Tier:
@@ -64,11 +85,11 @@ class Tier:
         self.bytes_used = 0
         self.room_bytes = spec.capacity_bytes
         """Less than the capacity while the store has less; what is beyond goes when something is offered."""
-        self._sizes = [spec.bytes_of(groups) for groups in range(1 << len(spec.record_bytes))]
-        """Bytes of the records of these groups (bits)."""
-
+        self._sizes = [spec.bytes_of(groups) for groups in range(1 << len(spec.record_bytes))]  # by bits of groups
         self._held: dict[Key, Held] = {}
-        self._filter = None if spec.factor is None or spec.writes == "second-touch" else WriteFilter(spec.factor)
+        self._mean_worth, self._worths_seen = 0.0, 0
+        """Of recent victims: a full tier writes only what is worth clearly more, since most records are used once."""
+
         self._touched: OrderedDict[Key, bool] = OrderedDict()
         """Key -> whether it was used more than once; kept for `second-touch` alone."""
 
@@ -80,11 +101,11 @@ class Tier:
     def stored(self, key: Key) -> int:
         """Groups whose records of this key can be loaded."""
         held = self._held.get(key)
-        return 0 if held is None or held.doomed else held.stored
+        return 0 if held is None else held.stored
 
     def records(self) -> Iterator[Gone]:
         """Every key of which something can be loaded, as it would go."""
-        return (Gone((key,), held.stored, held.owner) for key, held in self._held.items() if held.stored and not held.doomed)
+        return (Gone((key,), held.stored, held.owner) for key, held in self._held.items() if held.stored)
 
     # What happens above.
 
@@ -101,26 +122,20 @@ class Tier:
                 # What was found at the start belongs to whoever uses it.
                 if (held := self._held.get(key)) is not None and held.owner == b"":
                     held.owner = None if place < visit.public else visit.tenant
-        stored = 0
-        if visit.retention is not None:
-            # Only who hints needs to know what of the chain is here.
-            stored = next((place for place, key in enumerate(visit.keys) if not self.holds(key)), len(visit.keys))
-        self.policy.used(visit if visit.stored == stored else visit._replace(stored=stored))
+        # Only hints need to know what of the chain is here.
+        here = takewhile(self.holds, visit.keys if visit.retention is not None else ())
+        self.policy.used(visit._replace(stored=sum(1 for _ in here)))
         if self.spec.writes == "second-touch":
-            self._touch(visit.keys)
+            for key in visit.keys:
+                self._touched[key] = key in self._touched
+                self._touched.move_to_end(key)
+            while len(self._touched) > TOUCHES_KNOWN:
+                self._touched.popitem(last=False)
 
     def holds(self, key: Key) -> bool:
         """Whether the policy has been told of it."""
         held = self._held.get(key)
         return held is not None and not held.doomed
-
-    def _touch(self, keys: Sequence[Key]) -> None:
-        touched = self._touched
-        for key in keys:
-            touched[key] = key in touched
-            touched.move_to_end(key)
-        while len(touched) > TOUCHES_KNOWN:
-            touched.popitem(last=False)
 
     def offer(self, offered: Sequence[Gone], now: float) -> Answer:
         """What was given up above could be written here, the first before the last: whether it is, and what goes for it.
@@ -140,8 +155,7 @@ class Tier:
         for one in wanted:
             if tenants is not None:
                 victims += self._make_room_of(tenants, one, now)
-            count = self._fitting(one)
-            taken, left = one.split(count)
+            taken, left = one.split(self._fitting(one))
             if taken is not None:
                 self._add(taken, now)
                 writes.append(taken)
@@ -153,12 +167,8 @@ class Tier:
 
     def surplus(self, owner: Owner, now: float) -> list[Gone]:
         """What an owner has beyond its maximum and gives up: it turned out to be its own."""
-        gone: list[Gone] = []
-        tenants = self._tenants
-        while tenants is not None and tenants.beyond(owner):
-            key = tenants.victim_of(owner, self._may_go, now)
-            if key is None:
-                break
+        gone, tenants = list[Gone](), self._tenants
+        while tenants is not None and tenants.beyond(owner) and (key := tenants.victim_of(owner, self._may_go, now)):
             gone += self._give_up([key], now)
         return gone
 
@@ -185,8 +195,8 @@ class Tier:
             for key, passes in zip(one.keys, passing, strict=True):
                 (yes if passes or size * (len(yes) + 1) <= room else no).append(key)
             room -= size * len(yes)
-            wanted += [one._replace(keys=yes)] if yes else []
-            refused += [one._replace(keys=no)] if no else []
+            for keys, where in ((yes, wanted), (no, refused)):
+                where += [one._replace(keys=keys)] if keys else []
         return wanted, refused
 
     def _missing(self, gone: Gone, refused: list[Gone]) -> list[Gone]:
@@ -210,9 +220,9 @@ class Tier:
             return None
         if self.spec.writes == "second-touch":
             return [self._touched.get(key, False) for key in one.keys]
-        if self._filter is None or len(one.keys) * self._sizes[one.groups] <= room:
+        if self.spec.factor is None or len(one.keys) * self._sizes[one.groups] <= room:
             return None
-        least = self._filter.least
+        least = self.spec.factor * self._mean_worth
         return [worth >= least for worth in self.policy.worths(one.keys, now)]
 
     def _fitting(self, one: Gone) -> int:
@@ -223,15 +233,13 @@ class Tier:
         return max(0, self.room_bytes - self.bytes_used) // size
 
     def _make_room(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
-        """What has to go for all of these; less where no more may."""
+        """Victims for all of these; fewer where no more may go."""
         sizes, gone = self._sizes, list[Gone]()
         bound = self.room_bytes - sum([sizes[one.groups] * len(one.keys) for one in wanted])
-        while self.bytes_used > bound:
-            # No more than it takes, though each be as large as any.
-            count = max(1, (self.bytes_used - bound) // sizes[-1])
-            keys = self.policy.victims(count, self._may_go, now)
-            if not keys:
-                break
+        # No more than it takes, though each be as large as any.
+        while self.bytes_used > bound and (
+            keys := self.policy.victims(max(1, (self.bytes_used - bound) // sizes[-1]), self._may_go, now)
+        ):
             gone += self._give_up(keys, now)
         return gone
 
@@ -241,12 +249,11 @@ class Tier:
         while not self._fitting(one):
             if tenants.beyond(one.owner, size):
                 key = tenants.victim_of(one.owner, self._may_go, now)
-                keys = [] if key is None else [key]
             else:
-                keys = [key for key, _ in tenants.victims_for(one.owner, 1, self._may_go, now)]
-            if not keys:
+                key = next((key for key, _ in tenants.victims_for(one.owner, 1, self._may_go, now)), None)
+            if key is None:
                 break
-            gone += self._give_up(keys, now)
+            gone += self._give_up([key], now)
         return gone
 
     def _may_go(self, key: Key) -> bool:
@@ -258,8 +265,8 @@ class Tier:
 
     def _give_up(self, keys: Sequence[Key], now: float) -> list[Gone]:
         """The policy has chosen them."""
-        if self._filter is not None:
-            self._filter.gave_up(self.policy.worths(keys, now))
+        if self.spec.factor is not None:
+            self._note_worths(self.policy.worths(keys, now))
         pop, sizes, freed, kinds = self._held.pop, self._sizes, 0, list[tuple[int, Owner]]()
         for key in keys:
             held = pop(key)
@@ -267,6 +274,12 @@ class Tier:
             kinds.append((held.stored, held.owner))
         self.bytes_used -= freed
         return in_runs(keys, kinds)
+
+    def _note_worths(self, worths: Sequence[float]) -> None:
+        """Victims were worth so much. One of unknown worth says nothing."""
+        for worth in filter(isfinite, worths):
+            self._worths_seen = min(self._worths_seen + 1, REMEMBERED)
+            self._mean_worth += (worth - self._mean_worth) / self._worths_seen
 
     def _add(self, one: Gone, now: float) -> None:
         """It is about to be written."""
@@ -335,7 +348,7 @@ class Tier:
         return True
 
     def pin(self, key: Key) -> None:
-        """Somebody loads its records: they do not go meanwhile."""
+        """Its records are being loaded: they do not go meanwhile."""
         self._held[key].pins += 1
 
     def unpin(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""What lies below the pool of one sequence's chain, where loading it may stop, and what that costs in bytes.
+"""Match below the pool: sources of one chain's blocks, places where loading them may stop, and the bytes of each.
 
 block            0    1    2    3    4    5         start = 2: the pool's hit
 full group       p    p    d    d    r    –         reach = 5: nobody has block 5

@@ -1,20 +1,23 @@
-"""What the directory wants done, as frozen values: printed, simulated and tested without a single byte being moved.
+"""Transfers between pool and tiers, their completions, and the protocol of what carries them out. Values only.
 
-Orders are carried out in the order in which they are given, as far as a tier's own order goes; what became of a spill or a load
-is told to the directory later.
+    OffloadManager ──transfers──> Carrier ──completions──> OffloadManager
+
+Transfers are carried out in the order in which they are given, as far as a tier's own order goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kveik.cache.eviction.policy import Key
+from kveik.observe.tiers import TierSnapshot
+from kveik.offload.mailbox import Mailbox
 
 
 class Spill(NamedTuple):
-    """Copy a record. The source has it until a later order, or the pool's next write into the block."""
+    """Copy a record. The source has it until a later transfer, or the pool's next write into the block."""
 
     key: Key
     group: int
@@ -42,11 +45,11 @@ class Clear:
 
 
 Order = Spill | Delete | Clear
+"""A transfer below the pool, or out of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Load a record into the pool."""
+class Fetch(NamedTuple):
+    """One record to load into the pool."""
 
     key: Key
     group: int
@@ -57,10 +60,10 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Copy records into blocks of the pool, which nobody else reads or writes before each has ended."""
+class LoadRecords:
+    """Copy records into blocks of the pool, which nothing else reads or writes before each has ended."""
 
-    job: int
+    load: int
     """Never used twice."""
 
     fetches: tuple[Fetch, ...]
@@ -68,41 +71,131 @@ class Load:
     """Per fetch, of its group."""
 
     deadline: float
-    """Seconds on the engine's clock, after which nobody wants them any more."""
+    """Seconds on the engine's clock, after which the records are not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Write nothing more for a job. Its blocks may belong to somebody else from the next write on."""
+    """Write nothing more for a load. Its blocks may be taken for something else from the next write on."""
 
-    job: int
+    load: int
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a tier in which others write too what it has of these, of all groups."""
+    """Ask a tier in which others write too which records of these keys it has, of all groups."""
 
-    job: int
+    load: int
     tier: int
     keys: tuple[Key, ...]
     deadline: float
 
 
-Transfer = Order | Load | Cancel | Probe
-"""All that is done below the pool, in order: a load may write into a block that a spill before it has read."""
+Transfer = Order | LoadRecords | Cancel | Probe
 
 
-def around_copies(transfers: Iterable[Transfer]) -> tuple[list[Transfer], list[Load]]:
-    """What of one plan is to be done before its copies of blocks, and the loads that begin after them.
+class Stored(NamedTuple):
+    """A spill has ended."""
 
-    A copy overwrites what a spill reads. A load overwrites what a copy reads: nobody holds the block that a partial hit is
-    copied from, so a load of the same plan may take it, and it writes as soon as it has begun.
-    """
-    before: list[Transfer] = []
-    loads: dict[int, Load] = {}
-    for one in transfers:
-        if isinstance(one, Load):
-            loads[one.job] = one
-        elif not isinstance(one, Cancel) or loads.pop(one.job, None) is None:
-            before.append(one)
-    return before, list(loads.values())
+    key: Key
+    group: int
+    tier: int
+    stored: bool
+    full: bool = False
+    """Whether it was not stored because the tier is full."""
+
+
+class Arrived(NamedTuple):
+    """A load of one record has ended."""
+
+    load: int
+    number: int
+    """Of the fetch in the load."""
+
+    fetch: Fetch
+
+    found: bool
+    """Whether the record was verified and lies in its block, all of it."""
+
+    lost: bool = False
+    """Whether the record is not in the tier, or is damaged there."""
+
+
+class Answered(NamedTuple):
+    """A probe has ended."""
+
+    load: int
+    tier: int
+    found: Sequence[tuple[Key, int]]
+    """Keys and groups of records that are there."""
+
+
+class Took(NamedTuple):
+    """A tier has read so many bytes at once."""
+
+    tier: int
+    size: int
+    seconds: float
+
+
+Completion = Stored | Arrived | Answered | Took
+
+
+class StoreRoom(NamedTuple):
+    """Bytes of one store, which may have less room than its capacity at times."""
+
+    used: int
+    total: int
+
+
+class TierStats(NamedTuple):
+    """One tier at one moment."""
+
+    snapshot: TierSnapshot
+    place: str
+    """Folder or address with its flag, for the log."""
+
+    contents: int = 0
+    """Keys of which the offload manager knows records there."""
+
+
+class Carrier(Protocol):
+    """Moves records between pool and tiers; it knows memory, stores and threads, and decides nothing."""
+
+    mailbox: Mailbox
+    """Rung when there are completions."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether there may be something to tell of a tier soon, or to do there, though there are no completions."""
+        ...
+
+    def carry_out(self, transfers: Iterable[Transfer]) -> None:
+        """In this order. Spilled blocks are read, and nothing is written for cancelled loads, once it has returned."""
+        ...
+
+    def completions(self) -> list[Completion]:
+        """All that has ended since this was last asked."""
+        ...
+
+    def cancel(self, load: int) -> list[Arrived]:
+        """From now on nothing is written for this load. Its records that have come."""
+        ...
+
+    def room(self, tier: int) -> StoreRoom: ...
+
+    def contents(self, tier: int) -> list[tuple[Key, int]]:
+        """Keys and groups of all records that a tier's store has."""
+        ...
+
+    def stats(self) -> list[TierStats]:
+        """Of every tier. From any thread."""
+        ...
+
+    def start(self) -> None:
+        """Start the threads."""
+        ...
+
+    def finish(self, transfers: Sequence[Transfer], lasting: Sequence[int], seconds: float) -> None:
+        """Carry these out as far as the time suffices, close the stores, and tell what the lasting tiers keep."""
+        ...

@@ -24,7 +24,7 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.prefix_match import PrefixMatch
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
-from kveik.offload.loads import Loads
+from kveik.offload.protocol import NoOffload, Offload
 from kveik.request.sequence import FinishReason, Sequence, Status
 from kveik.schedule.draft import Draft
 from kveik.schedule.explanations import Explanations
@@ -46,12 +46,12 @@ class Scheduler:
         limits: ScheduleConfig,
         max_model_len: int,
         eos_ids: frozenset[int] = frozenset(),
-        below: Loads | None = None,
+        offload: Offload | None = None,
         *,
         policy: Policy | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        """The KV cache manager was made for these limits. `below`: loads from tiers below the pool, where there are any.
+        """The KV cache manager was made for these limits. `offload`: of the same KV cache; None: no tiers.
         `policy`: another than the one in `limits`. `proposer`: guesses tokens to compute along with the certain ones.
         """
         assert kv_cache.rows <= limits.max_num_seqs, "the KV cache manager has more rows than sequences may run"
@@ -60,7 +60,7 @@ class Scheduler:
         largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
         assert largest <= kv_cache.max_chunk, "the KV cache manager's windowed groups count with smaller chunks"
         self.kv_cache = kv_cache
-        self.below = Loads(kv_cache) if below is None else below
+        self.offload: Offload = offload or NoOffload()
         # Prompt tokens of all sequences admitted so far, each counted once, and those of them that were found in the cache.
         self.prefix_queries = self.prefix_hits = 0
         self._limits = limits
@@ -157,10 +157,10 @@ class Scheduler:
         ended = tuple(self._ended)
         self._ended.clear()
         self.kv_cache.begin_plan()
-        self.below.expire(now)
+        news = self.offload.expire(now)
         if self._policy.changes:
             self._queue.sort(lambda sequence: self._policy.rank(sequence, now))
-        if any([self.below.take_news(), self._queue.wake(self._held), self._policy.changes]):
+        if any([news, self._queue.wake(self._held), self._policy.changes]):
             self._hopeless = False
         draft = Draft(self._batch)
         self._secure_decodes(draft, now)
@@ -169,13 +169,13 @@ class Scheduler:
         self._feed_behind(behind, draft, now)
         if not draft.short and not self._hopeless:
             self._admit(draft, now)
-        if self.below.tidy():  # What was held for finished loads may be what another sequence lacked.
+        if self.offload.plan_made():  # What was held for finished loads may be what another sequence lacked.
             self._hopeless = False
             if not draft.short and not draft.admitted:
                 self._admit(draft, now)
         self._guess(draft, now)
         plan = draft.plan(self.kv_cache, ended, *self._explanations.of(self._queue, draft.budget, draft.starved(behind)))
-        assert not plan.empty or not self._alive or self.below.loading, "sequences are alive and none of them makes progress"
+        assert not plan.empty or not self._alive or self.offload.loading, "sequences are alive and none of them makes progress"
         return plan
 
     def settle(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Settled:
@@ -211,7 +211,7 @@ class Scheduler:
         assert self.kv_cache.filling <= {one.id for one in self._batch.behind()}, "a decode still claims what it has computed"
         assert len(running) <= self._limits.max_num_seqs, "more sequences run than may"
         self._queue.check()
-        self.below.check(self._alive.keys() - running)
+        self.offload.check(self._alive.keys() - running)
         self.kv_cache.check()
 
     # Parts of plan.
@@ -226,7 +226,7 @@ class Scheduler:
     def _secure(self, sequence: Sequence, length: int, draft: Draft, now: float) -> bool:
         """Blocks for `length` tokens, preempting others where none is left; False where it is preempted itself."""
         while self.kv_cache.reach(sequence.id) < length:
-            if self.below.give_way():
+            if self.offload.release_for_blocks():
                 continue
             draft.short = True
             victim = self._policy.victim(self._batch, now)
@@ -322,11 +322,11 @@ class Scheduler:
         """What the sequence had better wait for: blocks that are being computed or loaded."""
         if (key := self.kv_cache.blocker(sequence.id, match, limit)) is not None:
             return PrefixInFlight(key)
-        return self.below.blocker(sequence, match, limit) or self.below.begin(sequence, match, limit, now)
+        return self.offload.begin(sequence, match, limit, now)
 
     def _held(self, claim: Hashable) -> bool:
         """Whether sequences that wait for this have to wait on."""
-        return self.kv_cache.claimed(claim.key) if isinstance(claim, PrefixInFlight) else self.below.claimed(claim)
+        return self.kv_cache.claimed(claim.key) if isinstance(claim, PrefixInFlight) else self.offload.has(claim)
 
     def _make_room(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> bool:
         """Whether the sequence can be admitted; those that are less urgent are preempted for it, if that suffices."""
@@ -353,7 +353,7 @@ class Scheduler:
         admission = self.kv_cache.admit(sequence.id, match, target, now)
         self._admissions += 1
         sequence.status, sequence.admission = Status.RUNNING, self._admissions
-        loaded = self.below.admitted(sequence.id, match)
+        loaded = self.offload.admitted(sequence.id, match)
         if sequence.cached_tokens is None:
             sequence.loaded_tokens = loaded
             sequence.cached_tokens, sequence.admitted = admission.matched, now
@@ -380,7 +380,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
-        self.below.dropped(sequence.id)
+        self.offload.dropped(sequence.id)
         self._explanations.drop(sequence)
         self.kv_cache.close(sequence.id, now)
         del self._alive[sequence.id]

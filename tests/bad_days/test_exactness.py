@@ -21,7 +21,7 @@ from kveik.offload.stores.record import Miss, RecordKey
 from kveik.schedule.draft import Draft
 from kveik.text.heldout import heldout_text
 from tests.bad_days.traffic import GREEDY, Asked, Traffic, drawn
-from tests.engine.tiered import believe, read, transfers
+from tests.engine.tiered import believe, carrier, mover, read
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
 from tests.offload.stores.redis_server import running
 
@@ -115,8 +115,8 @@ def lose_some(llm: LLM, chance: random.Random, records: int) -> None:
     computed; in layers with a window all is, where one of the window's is lost, for what earlier cuts need was never written.
     """
     # A store has one thread that writes; it must be at rest while this one takes its place.
-    transfers(llm).parts.mover.drain(llm.loaded.engine.clock.now() + 3600)
-    [store] = transfers(llm).parts.stores
+    mover(llm).drain(llm.loaded.engine.clock.now() + 3600)
+    [store] = carrier(llm).stores
     keys: list[RecordKey] = [key for key, _ in store.contents()]
     store.delete_many([key for key in keys if chance.random() < records / len(keys)])
 
@@ -135,9 +135,9 @@ def go_on(subject: Subject, turns: list[list[Asked]], way: str, folder: Path) ->
         found = traffic.cached_tokens / again
         assert found > 0.1, f"only {found:.0%} of the prompts were found"
         if way != "pool":
-            [store] = transfers(llm).parts.stores
+            [store] = carrier(llm).stores
             assert read(llm, store.name) > 0
-            assert (transfers(llm).parts.mover.snapshot(store.name).counts.misses[Miss.ABSENT] > 0) == (way == "mixed")
+            assert (mover(llm).snapshot(store.name).counts.misses[Miss.ABSENT] > 0) == (way == "mixed")
             traffic.check()
         llm.close()
 

@@ -14,7 +14,7 @@ import pytest
 from kveik.engine.llm import LLM
 from kveik.request.request import Request
 from tests.bad_days.traffic import GREEDY, drawn
-from tests.engine.tiered import opened, read, transfers
+from tests.engine.tiered import mover, opened, read
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
 from tests.offload.stores.redis_server import running
 
@@ -51,8 +51,8 @@ def answered(llm: LLM, who: Who, prompt: list[int], ids: Iterator[int]) -> tuple
         cached = report.admitted[0][1] if report.admitted else cached
         answer += [event.token for _, event in report.events if event.token is not None]
         if engine.pause:
-            engine.mailbox.wait(engine.pause)
-    transfers(llm).parts.mover.drain(engine.clock.now() + 60)
+            engine.offload.mailbox.wait(engine.pause)
+    mover(llm).drain(engine.clock.now() + 60)
     engine.attend()
     return cached, answer
 

@@ -22,7 +22,7 @@ from kveik.offload.stores.record import Miss
 from kveik.request.request import Request
 from tests.bad_days.test_troubled import impatient, record_files
 from tests.bad_days.traffic import GREEDY, drawn
-from tests.engine.tiered import opened, transfers
+from tests.engine.tiered import carrier, mover, opened
 from tests.engine.tiny import save_tiny_llama
 from tests.offload.stores.redis_server import running
 from tests.worlds import lifetime
@@ -70,7 +70,7 @@ def test_a_server_that_stops_and_starts_again_is_told_once_each(tmp_path: Path, 
         assert told[-1][1].startswith(f'tier state: tier=remote place="--kv-remote {server.url}" state=')
         assert "does not answer (" in told[-1][1]
         server.start()
-        until(lambda: transfers(llm).parts.mover.snapshot("remote").state is TierState.AVAILABLE, lambda: asyncio.run(ask()))
+        until(lambda: mover(llm).snapshot("remote").state is TierState.AVAILABLE, lambda: asyncio.run(ask()))
         # It is told although nobody asks any more.
         until(lambda: said("state=available"), lambda: time.sleep(0.05))
         assert [level for level, _ in lines(caplog, "remote")[len(told) :]].count("WARNING") == 0
@@ -104,13 +104,13 @@ def test_a_server_that_is_not_there_at_the_start_is_told_and_that_it_has_come_wi
         states = [f'{start}{state} reason="does not answer (Connection refused)"' for state in ("degraded", "unavailable")]
         assert level == "WARNING"
         assert line.partition(" seconds=")[0] in states
-        assert transfers(llm).parts.stores[0].availability.reason
+        assert carrier(llm).stores[0].availability.reason
         server.options = ("--requirepass", "s3cret")
         server.start()
         while not told(1)[-1][1].startswith(f"{start}available seconds="):
             assert time.monotonic() < deadline, told(1)
             time.sleep(0.05)
-        assert transfers(llm).parts.stores[0].availability == AVAILABLE
+        assert carrier(llm).stores[0].availability == AVAILABLE
         loop.stop()
         llm.close()
 
@@ -150,14 +150,13 @@ def test_damaged_records_on_a_disk_are_told_once_a_minute_and_all_of_them(
     told = lines(caplog, "disk")
     assert {level for level, _ in told} == {"WARNING"}
     assert 2 <= len(told) <= minutes + 1
-    assert life.engine.transfers is not None
-    while not life.engine.transfers.unsettled:
+    while not life.engine.unsettled:
         for file in record_files(life.folder):
             damage(file)
         life.live(24, 20.0)
     life.engine.attend()
-    life.engine.transfers.retire(0.0)
-    misses = life.below.mover.snapshot("disk").counts.misses
+    life.engine.offload.retire(life.clock.now(), 0.0)
+    misses = life.carrier.mover.snapshot("disk").counts.misses
     damaged = misses[Miss.DAMAGED] + misses[Miss.TORN] + misses[Miss.FOREIGN]
     numbers = [re.search(r"^tier records damaged: tier=disk records=(\d+)$", line) for _, line in lines(caplog, "disk")]
     assert sum(int(number[1]) for number in numbers if number) == damaged > 0

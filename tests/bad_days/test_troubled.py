@@ -20,7 +20,7 @@ from kveik.offload.stores import disk as disk_store
 from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import Miss
 from tests.bad_days.traffic import Asked, Traffic, conversations
-from tests.engine.tiered import believe, opened, read, transfers
+from tests.engine.tiered import believe, carrier, mover, opened, read
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
 from tests.offload.stores.mounts import remount, small_disk_at
 from tests.offload.stores.redis_server import running
@@ -62,7 +62,7 @@ def serves_again(llm: LLM, traffic: Traffic, tier: str, seconds: float = 20.0) -
 
 def impatient(llm: LLM, tier: str) -> None:
     """Breakers that try again soon, so that a test need not wait for a minute."""
-    transfers(llm).parts.mover.limit(tier, BreakerLimits(timeout=0.3, pause=0.02, pause_max=0.1))
+    mover(llm).limit(tier, BreakerLimits(timeout=0.3, pause=0.02, pause_max=0.1))
 
 
 def record_files(folder: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def test_a_thousand_bits_flipped_while_it_serves_are_misses_and_no_more(known: K
     while flipped < 1000:
         traffic.go(20, flip)
     traffic.check()
-    misses = transfers(llm).parts.mover.snapshot("disk").counts.misses
+    misses = mover(llm).snapshot("disk").counts.misses
     assert misses[Miss.DAMAGED] + misses[Miss.TORN] + misses[Miss.FOREIGN] > 10
     serves_again(llm, traffic, "disk")
     llm.close()
@@ -108,7 +108,7 @@ def test_record_files_cut_short_again_and_again_while_it_serves_are_misses(known
 
     traffic.go(80, cut)
     traffic.check()
-    assert transfers(llm).parts.mover.snapshot("disk").counts.misses[Miss.TORN] > 0
+    assert mover(llm).snapshot("disk").counts.misses[Miss.TORN] > 0
     serves_again(llm, traffic, "disk")
     llm.close()
 
@@ -122,7 +122,7 @@ def test_a_disk_that_becomes_full_is_served_from_and_written_again_when_there_is
         (disk / "other").write_bytes(bytes(600_000))
         llm, traffic = traffic_on(known, disk / "kv", bytes_most=64 << 20)
         impatient(llm, "disk")
-        state = transfers(llm).parts.mover.snapshot
+        state = mover(llm).snapshot
         assert sum(state("disk").counts.refusals.values()) > 0
         traffic.go(40)
         traffic.check()
@@ -142,7 +142,7 @@ def test_a_folder_that_can_only_be_read_serves_what_it_has(known: Known, tmp_pat
         remount(disk, "ro")
         llm, traffic = traffic_on(known, disk)
         assert read(llm, "disk") > 0
-        assert transfers(llm).parts.stores[0].availability.reason == "the folder can only be read"
+        assert carrier(llm).stores[0].availability.reason == "the folder can only be read"
         traffic.go(40)
         traffic.check()
         llm.close()

@@ -10,7 +10,7 @@ from itertools import islice
 from kveik.engine.llm import LLM, Answering
 from kveik.engine.stream import RequestText
 from kveik.request.request import SamplingParams
-from tests.engine.tiered import metric, opened, transfers
+from tests.engine.tiered import carrier, metric, mover, opened
 
 ANSWER = 10
 GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
@@ -102,13 +102,13 @@ class Traffic:
     def check(self) -> None:
         """Between requests: books in order, bounds kept, every prompt token counted once by where it came from."""
         engine = self.llm.loaded.engine
-        transfers(self.llm).parts.mover.drain(engine.clock.now() + 60)
+        mover(self.llm).drain(engine.clock.now() + 60)
         engine.attend()
         engine.scheduler.check()
         source = {name: metric(self.llm, "prompt_tokens_by_source_total", name) for name in SOURCES}
         assert sum(source.values()) == self.prompt_tokens
         assert sum(source.values()) - source["computed"] == self.cached_tokens
-        for store in transfers(self.llm).parts.stores:
+        for store in carrier(self.llm).stores:
             assert store.bytes_used <= store.capacity_bytes
             # A store answers whatever happens; it never raises.
-            assert transfers(self.llm).parts.mover.snapshot(store.name).counts.errors == 0
+            assert mover(self.llm).snapshot(store.name).counts.errors == 0

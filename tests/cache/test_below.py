@@ -12,7 +12,7 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.offload.manager import OffloadManager
+from kveik.offload.tier_chain import TierChain
 from kveik.offload.transfer import Spill
 from tests.cache.making import compute, leave, serve
 from tests.offload.making import Stores, tier
@@ -23,16 +23,16 @@ SIZE = 4
 
 def world(
     policy: EvictionPolicy, blocks: Sequence[int], windows: Sequence[int | None]
-) -> tuple[KVCacheManager, OffloadManager, Stores]:
+) -> tuple[KVCacheManager, TierChain, Stores]:
     groups = [LayerGroup((number,), 1, 2, window) for number, window in enumerate(windows)]
     kv_cache = KVCacheManager(
         groups, blocks, block_size=SIZE, rows=4, max_model_len=32, max_chunk=8, eviction=policy, record_facts=True
     )
-    below = OffloadManager(groups, SIZE, [tier(1000, sizes=(1,) * len(groups))])
+    below = TierChain(groups, SIZE, [tier(1000, sizes=(1,) * len(groups))])
     return kv_cache, below, Stores(below, take_facts=kv_cache.take_facts)
 
 
-def reach(kv_cache: KVCacheManager, below: OffloadManager, tokens: list[int]) -> int:
+def reach(kv_cache: KVCacheManager, below: TierChain, tokens: list[int]) -> int:
     """Tokens that pool and tiers have together."""
     kv_cache.open(99, tokens, request="q")
     match = kv_cache.match(99, len(tokens) - 1)
@@ -77,16 +77,16 @@ def test_a_preempted_request_s_blocks_go_down_when_others_need_them() -> None:
 def test_a_new_content_is_written_through_once_and_at_once() -> None:
     groups = [LayerGroup((0,), 1, 2, None)]
     kv_cache = KVCacheManager(groups, [16], block_size=SIZE, rows=4, max_model_len=32, eviction=LruPolicy(), record_facts=True)
-    below = OffloadManager(groups, SIZE, [tier(100, writes="write-through")])
+    below = TierChain(groups, SIZE, [tier(100, writes="write-through")])
     compute(kv_cache, 0, range(10))
     seq = kv_cache._seqs[0]
-    below.apply(kv_cache.take_facts(), 0.0)
-    assert [order for order in below.take_transfers() if isinstance(order, Spill)] == [
+    below.absorb(kv_cache.take_facts(), 0.0)
+    assert [order for order in below.take_orders() if isinstance(order, Spill)] == [
         Spill(key, 0, None, 0, block) for key, block in zip(seq.chain.keys[:2], seq.blocks[0][:2], strict=True)
     ]
     compute(kv_cache, 1, range(9), request="s")
-    below.apply(kv_cache.take_facts(), 0.0)
-    assert below.take_transfers() == []
+    below.absorb(kv_cache.take_facts(), 0.0)
+    assert below.take_orders() == []
 
 
 @over_seeds(5)

@@ -27,7 +27,7 @@ from kveik.offload.stores.record import Miss, RecordKey
 from kveik.offload.stores.store import Direct, Use, verify
 from kveik.request.request import Request, SamplingParams
 from kveik.schedule.plan import StepPlan
-from tests.engine.tiered import metric, opened, read, transfers
+from tests.engine.tiered import carrier, metric, mover, offload, opened, read
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama
 from tests.offload.stores.redis_server import running
 
@@ -66,7 +66,7 @@ def answers(llm: LLM, asked: Sequence[Sequence[int]]) -> Answers:
     for prompt in asked:
         (completion,) = llm.generate([prompt], GREEDY)
         found.append((completion.tokens, completion.cached_tokens))
-        transfers(llm).parts.mover.drain(llm.loaded.engine.clock.now() + 3600)
+        mover(llm).drain(llm.loaded.engine.clock.now() + 3600)
         llm.loaded.engine.attend()
         llm.loaded.engine.scheduler.check()
     return found
@@ -133,7 +133,7 @@ def test_every_prompt_token_is_counted_once_by_where_it_came_from(model: str, tm
 def test_a_reset_forgets_what_is_below_as_well_and_gives_its_room_back(model: str, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     llm = opened(model, kv_ram_bytes=1 << 20, kv_disk=str(folder), kv_disk_bytes=1 << 26, kv_write_policy="write-through")
-    engine, (ram, disk) = llm.loaded.engine, transfers(llm).parts.stores
+    engine, (ram, disk) = llm.loaded.engine, carrier(llm).stores
     empty = disk.bytes_used
     answers(llm, prompts()[:3])
     assert ram.records > 0
@@ -197,7 +197,7 @@ def test_a_server_that_is_frozen_or_dead_fails_nobody(model: str) -> None:
 def test_a_disk_that_does_not_answer_delays_nobody_beyond_recomputing(model: str, tmp_path: Path) -> None:
     llm = opened(model, seconds=1e-4, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
     fresh = answers(llm, prompts())
-    disk, released = transfers(llm).parts.stores[0], threading.Event()
+    disk, released = carrier(llm).stores[0], threading.Event()
     get_many = disk.get_many
 
     def stuck(keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
@@ -218,7 +218,7 @@ def test_a_server_that_only_loads_sleeps_until_the_tier_wakes_it(model: str, tmp
     llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
     fresh = answers(llm, prompts())
     engine, released, plans = llm.loaded.engine, threading.Event(), [0]
-    disk, plan = transfers(llm).parts.stores[0], engine.scheduler.plan
+    disk, plan = carrier(llm).stores[0], engine.scheduler.plan
     get_many = disk.get_many
 
     def stuck(keys: Sequence[RecordKey], use: Use, deadline: float, direct: Direct | None = None) -> list[Miss | None]:
@@ -236,7 +236,7 @@ def test_a_server_that_only_loads_sleeps_until_the_tier_wakes_it(model: str, tmp
 
     async def ask() -> int:
         stream = loop.submit(Request(id="r", prompt=tuple(turns_after(fresh)[0]), sampling=GREEDY))
-        while not await loop.ask(lambda engine: engine.scheduler.below.loading):
+        while not await loop.ask(lambda engine: engine.offload.loading):
             await asyncio.sleep(0.01)
         before = plans[0]
         await asyncio.sleep(0.2)
@@ -267,7 +267,7 @@ def test_damaged_records_are_misses_and_never_wrong_tokens(model: str, tmp_path:
     damage(tmp_path / "disk")
     again = answers(llm, turns_after(fresh))
     assert [tokens for tokens, _ in again] == plainly(model, turns_after(fresh))
-    assert transfers(llm).parts.mover.snapshot("disk").counts.misses[Miss.DAMAGED] > 0
+    assert mover(llm).snapshot("disk").counts.misses[Miss.DAMAGED] > 0
     llm.close()
 
 
@@ -275,9 +275,9 @@ def test_a_record_that_was_found_damaged_is_written_anew_and_not_found_so_again(
     llm = opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26)
     fresh = answers(llm, prompts())
     damage(tmp_path / "disk")
-    damaged = transfers(llm).parts.stores[0].records
+    damaged = carrier(llm).stores[0].records
     answers(llm, turns_after(fresh))
-    found = transfers(llm).parts.mover.snapshot("disk").counts.misses[Miss.DAMAGED]
+    found = mover(llm).snapshot("disk").counts.misses[Miss.DAMAGED]
     answers(llm, prompts())
     llm.close()
     with contextlib.closing(store_at(tmp_path / "disk" / "kveik-kv", SystemClock(), read_only=True)) as store:
@@ -298,7 +298,7 @@ def test_the_memory_for_keys_and_values_can_be_divided_by_one_number(model: str)
     part = opened(model, num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 24, hybrid_kv_cache_fraction=0.25)
     assert part.loaded.plan.memory.ram_bytes == 1 << 22
     assert part.loaded.plan.memory.budget_bytes == whole.loaded.plan.memory.budget_bytes * 3 // 4
-    assert transfers(part).parts.stores[0].capacity_bytes == 1 << 22
+    assert carrier(part).stores[0].capacity_bytes == 1 << 22
     for llm in (whole, part):
         llm.close()
 
@@ -367,19 +367,19 @@ def test_a_tier_says_at_start_what_it_holds_in_units(model: str, tmp_path: Path)
 def test_a_shared_server_that_takes_no_more_keeps_what_is_known_to_be_there(model: str) -> None:
     with running() as server:
         llm = opened(model, kv_remote=server.url, kv_remote_bytes=1 << 20, kv_write_policy="write-through")
-        chance, tiers = random.Random(5), transfers(llm)
+        chance, tiers = random.Random(5), offload(llm)
 
         def ask(count: int) -> int:
             """So many new prompts; the records known to be there afterwards."""
             for _ in range(count):
                 llm.generate([[chance.randrange(3, 100) for _ in range(200)]], GREEDY)
-                tiers.parts.mover.drain(llm.loaded.engine.clock.now() + 60)
+                mover(llm).drain(llm.loaded.engine.clock.now() + 60)
                 llm.loaded.engine.attend()
-            return sum(one.groups.bit_count() for one in tiers.parts.directory.tiers[0].records())
+            return sum(one.groups.bit_count() for one in tiers.chain.tiers[0].records())
 
-        while not tiers.parts.directory.closed:
+        while not tiers.chain.closed:
             ask(1)
         known = ask(1)
         assert ask(10) == known > 100
-        assert len(list(tiers.parts.stores[0].contents())) >= known
+        assert len(list(carrier(llm).stores[0].contents())) >= known
         llm.close()

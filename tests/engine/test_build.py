@@ -99,7 +99,7 @@ def test_a_model_without_a_template_answers_no_chat_but_completes(folder: Path, 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(folder: Path) -> None:
     llm = LLM(config(folder))
-    with pytest.raises(PromptTooLong, match=r"512 tokens.*512 prompt tokens"):
+    with pytest.raises(PromptTooLong, match=r"512 tokens.*resulted in 512 tokens"):
         llm.generate([[1] * 512], SamplingParams(max_tokens=1))
     (answer,) = llm.generate([[1] * 511], SamplingParams(max_tokens=8, ignore_eos=True))
     assert (len(answer.tokens), answer.finish_reason) == (1, "length")

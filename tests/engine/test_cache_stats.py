@@ -12,7 +12,7 @@ from kveik.engine.cache_stats import tier_snapshots
 from kveik.observe.events import TierState
 from kveik.offload.stores.disk_files import SlotFiles
 from tests.engine.test_below import answers, prompts
-from tests.engine.tiered import metric, opened, transfers
+from tests.engine.tiered import carrier, metric, opened
 from tests.engine.tiny import save_tiny_llama
 
 
@@ -27,7 +27,7 @@ def test_the_status_of_tiers_is_what_they_hold_and_what_is_wrong(tmp_path: Path,
         tokens += sum(map(len, prompts()))
         answers(llm, prompts())
     in_ram, on_disk = tier_snapshots(engine)
-    stores = transfers(llm).parts.stores
+    stores = carrier(llm).stores
     assert (in_ram.name, in_ram.state, in_ram.reason) == ("ram", TierState.AVAILABLE, "")
     assert (in_ram.capacity_bytes, in_ram.bytes_used, in_ram.records) == (1 << 20, stores[0].bytes_used, stores[0].records)
     assert (on_disk.capacity_bytes, on_disk.state) == (1 << 26, TierState.AVAILABLE)

@@ -18,7 +18,7 @@ from kveik.observe.tiers import log_tiers
 from kveik.offload.availability import AVAILABLE
 from kveik.offload.stores.disk_files import SlotFiles
 from tests.engine.test_below import answers, prompts
-from tests.engine.tiered import opened, transfers
+from tests.engine.tiered import carrier, offload, opened
 from tests.engine.tiny import save_tiny_gemma
 from tests.offload.stores.mounts import small_disk_at
 
@@ -46,7 +46,7 @@ def found(model: str, folder: Path) -> tuple[int, str]:
     """Records that the next engine finds, and its last line at start."""
     lines: list[str] = []
     llm = with_disk(model, folder, lines.append)
-    records = transfers(llm).parts.stores[1].records
+    records = carrier(llm).stores[1].records
     llm.close()
     return records, lines[-1]
 
@@ -54,7 +54,7 @@ def found(model: str, folder: Path) -> tuple[int, str]:
 def test_what_is_told_at_the_end_is_what_the_next_start_finds_and_says(model: str, tmp_path: Path) -> None:
     llm = with_disk(model, tmp_path)
     answers(llm, prompts()[:3])
-    before = transfers(llm).parts.stores[1].records
+    before = carrier(llm).stores[1].records
     kept = closed(llm, 30.0)
     assert kept.written == kept.records - before > 0
     assert (kept.tier, kept.missing, kept.late_seconds) == ("disk", 0, None)
@@ -136,7 +136,7 @@ def test_what_was_reset_while_the_folder_could_not_be_written_is_not_found_after
         return opened(model, kv_disk=str(tmp_path / "disk"), kv_disk_bytes=1 << 26, kv_write_policy="write-through")
 
     llm = with_disk_alone()
-    engine, (disk,) = llm.loaded.engine, transfers(llm).parts.stores
+    engine, (disk,) = llm.loaded.engine, carrier(llm).stores
     answers(llm, prompts()[:3])
     index = tmp_path / "disk" / "kveik-kv" / "index"
     index.rename(tmp_path / "away")
@@ -163,7 +163,7 @@ def test_a_disk_that_is_smaller_than_its_bound_goes_on_taking_what_is_new(model:
     with small_disk_at(tmp_path / "small", "2m") as folder:
         cache: dict[str, object] = {"kv_disk": str(folder / "kv"), "kv_disk_bytes": 1 << 28, "kv_write_policy": "write-through"}
         llm = opened(model, **cache, eviction_policy="lru")
-        (disk,), [tier] = transfers(llm).parts.stores, transfers(llm).parts.directory.tiers
+        (disk,), [tier] = carrier(llm).stores, offload(llm).chain.tiers
         answers(llm, asked[:20])
         assert disk.usable_bytes < 2 << 20 < tier.spec.capacity_bytes
         assert disk.availability.reason == "the disk is full"

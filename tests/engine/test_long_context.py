@@ -10,7 +10,7 @@ import pytest
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.request.request import SamplingParams
-from tests.engine.tiered import believe, metric, transfers
+from tests.engine.tiered import believe, metric, mover
 from tests.engine.tiny import save_tiny_llama
 
 BLOCK, CHUNK, ANSWER = 16, 2048, 8
@@ -42,7 +42,7 @@ def opened(model: Path, folder: Path, context: int, blocks: int) -> LLM:
 def asked(llm: LLM, prompt: list[int]) -> tuple[tuple[int, ...], int]:
     """The answer and how many of the prompt's tokens were not computed; what is to be written is written then."""
     (completion,) = llm.generate([prompt], GREEDY)
-    transfers(llm).parts.mover.drain(llm.loaded.engine.clock.now() + 3600)
+    mover(llm).drain(llm.loaded.engine.clock.now() + 3600)
     llm.loaded.engine.attend()
     llm.loaded.engine.scheduler.check()
     return completion.tokens, completion.cached_tokens

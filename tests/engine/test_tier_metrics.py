@@ -25,7 +25,7 @@ from kveik.offload.stores.disk_files import SlotFiles
 from kveik.offload.stores.record import Miss, Refusal
 from tests.bad_days.test_troubled import impatient
 from tests.bad_days.traffic import GREEDY
-from tests.engine.tiered import BLOCKS, metric, opened, transfers
+from tests.engine.tiered import BLOCKS, carrier, metric, mover, opened
 from tests.engine.tiny import save_tiny_llama
 
 PAGE = Path(__file__).parents[2] / "docs" / "CACHE.md"
@@ -51,8 +51,7 @@ def samples(llm: LLM) -> dict[str, list[dict[str, str]]]:
 
 def answer(llm: LLM, *prompts: list[int]) -> None:
     llm.generate([tuple(prompt) for prompt in prompts], GREEDY)
-    mover = transfers(llm).parts.mover
-    mover.drain(llm.loaded.engine.clock.now() + 60)
+    mover(llm).drain(llm.loaded.engine.clock.now() + 60)
     llm.loaded.engine.attend()
 
 
@@ -90,13 +89,13 @@ def test_a_folder_that_cannot_be_written_is_named_in_the_log(
 def test_the_log_calls_a_tier_by_its_place_and_never_by_a_password(tmp_path: Path) -> None:
     model, url = save_tiny_llama(tmp_path / "model"), "redis://someone:hidden@127.0.0.1:1/3?client_name=kveik"
     found = opened(str(model), kv_ram_bytes=1 << 20, kv_remote=url)
-    assert transfers(found).parts.mover.places == {
+    assert mover(found).places == {
         "ram": "--kv-ram-bytes",
         "remote": "--kv-remote redis://127.0.0.1:1/3",
     }
     found.close()
     shared = opened(str(model), num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 22, hybrid_kv_cache_fraction=0.5)
-    assert transfers(shared).parts.mover.places == {"ram": "--hybrid-kv-cache-fraction"}
+    assert mover(shared).places == {"ram": "--hybrid-kv-cache-fraction"}
     shared.close()
 
 
@@ -114,7 +113,7 @@ def test_a_degraded_store_is_seen_for_as_long_as_it_is_one(llm: LLM, monkeypatch
     assert (state_of(llm, "ram"), state_of(llm, "disk")) == ("available", "available")
     monkeypatch.setattr("kveik.offload.stores.disk.PAUSE_SECONDS_MOST", 0.02)
     impatient(llm, "disk")
-    disk = transfers(llm).parts.stores[1]
+    disk = carrier(llm).stores[1]
     assert isinstance(disk, DiskStore)
     with monkeypatch.context() as broken:
         broken.setattr(SlotFiles, "write", refuse)
@@ -137,13 +136,13 @@ def test_seconds_of_reading_and_writing_are_counted_for_each_tier(llm: LLM) -> N
     for number in range(1, 9):
         answer(llm, [number] * 300)
     most = llm.loaded.engine.clock.now() - start
-    counts = transfers(llm).parts.mover.snapshot("disk").counts
+    counts = mover(llm).snapshot("disk").counts
     assert metric(llm, "kv_tier_store_seconds_total", "disk") == counts.seconds_storing
     assert 0 < counts.seconds_storing < most
     read = {name: metric(llm, "kv_tier_load_seconds_total", name) for name in ("ram", "disk")}
     assert 0 < sum(read.values()) < 2 * most
     for name in ("ram", "disk"):
-        assert read[name] == transfers(llm).parts.mover.snapshot(name).counts.seconds_loading
+        assert read[name] == mover(llm).snapshot(name).counts.seconds_loading
 
 
 def test_what_the_cache_tells_is_what_its_description_says(llm: LLM) -> None:

@@ -8,17 +8,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
-from kveik.offload.carrier import Transfers
-from kveik.offload.cost import PrefillCost
+from kveik.offload.carrier import TierCarrier
+from kveik.offload.manager import OffloadManager
+from kveik.offload.mover import Mover
+from kveik.schedule.step_cost import StepCost
 
 CONTEXT, BLOCKS = 512, 40
-
-
-class Dear(PrefillCost):
-    """Computing is believed to be slow, whatever it takes: so loading always pays."""
-
-    def observe(self, tokens: int, pairs_read: float, seconds: float) -> None:
-        pass
 
 
 def opened(model: str, *, seconds: float = 1.0, report: Callable[[str], None] = lambda _: None, **cache: object) -> LLM:
@@ -38,20 +33,32 @@ def opened(model: str, *, seconds: float = 1.0, report: Callable[[str], None] = 
 
 def believe(llm: LLM, seconds: float) -> None:
     """From now on a token takes so many seconds, as far as the engine knows."""
-    if (costs := llm.loaded.engine.scheduler.below.costs) is not None:
-        costs.prefill = Dear(128, (seconds, seconds, 1e-9))
+    cost = llm.loaded.engine.step_cost
+    cost.prefills = StepCost((seconds, seconds, 1e-9)).prefills
+    cost.observe = lambda *_: None  # type: ignore[method-assign]  # believed, whatever it takes
 
 
-def transfers(llm: LLM) -> Transfers:
-    """Its dealings with its tiers."""
-    found = llm.loaded.engine.transfers
-    assert found is not None
+def offload(llm: LLM) -> OffloadManager:
+    """Its tiers, of which there are some."""
+    found = llm.loaded.engine.offload
+    assert isinstance(found, OffloadManager)
     return found
+
+
+def carrier(llm: LLM) -> TierCarrier:
+    """Its dealings with its tiers."""
+    found = offload(llm).carrier
+    assert isinstance(found, TierCarrier)
+    return found
+
+
+def mover(llm: LLM) -> Mover:
+    return carrier(llm).mover
 
 
 def read(llm: LLM, tier: str) -> int:
     """Records that came from a tier whole and verified."""
-    return transfers(llm).parts.mover.snapshot(tier).counts.records_loaded
+    return mover(llm).snapshot(tier).counts.records_loaded
 
 
 def metric(llm: LLM, name: str, label: str) -> float:

@@ -16,10 +16,8 @@ from kveik.cache.layout import LayerGroup
 from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.config import ScheduleConfig
 from kveik.errors import DoesNotFit
-from kveik.offload.loader import Loader
-from kveik.offload.manager import OffloadManager
-from kveik.offload.tier import Tier
-from kveik.offload.tier_spec import TierSpec
+from kveik.offload.tier import Tier, TierSpec
+from kveik.offload.tier_chain import TierChain
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence as Choice
 from kveik.schedule.scheduler import Scheduler
@@ -63,7 +61,7 @@ class Tenancy:
             )
             for name, size in (("ram", 60), ("disk", 150))
         ]
-        self.below = OffloadManager(groups, SIZE, tiers)
+        self.below = TierChain(groups, SIZE, tiers)
         self.stores = Stores(self.below, take_facts=self.kv_cache.take_facts)
         limits = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32, prefill_chunk_size=CHUNK)
         self.desk = Desk(Scheduler(self.kv_cache, limits, CONTEXT, frozenset({EOS})))
@@ -88,7 +86,9 @@ class Tenancy:
     def reach(self, tenant: bytes, salt: str | None, prompt: list[int]) -> int:
         """Tokens that somebody would find in the pool and below, were he to ask."""
         self.kv_cache.open(-1, prompt, request="probe", tenant=tenant, salt=salt)
-        below = Loader(self.kv_cache, self.below).find(-1, self.kv_cache.match(-1, len(prompt)), len(prompt))
+        match = self.kv_cache.match(-1, len(prompt))
+        hit = (match.tokens, match.full) if match else (0, 0)
+        below = self.below.found(self.kv_cache.chain_keys(-1, len(prompt)), hit, self.kv_cache.in_pool)
         self.kv_cache.close(-1, 0.0)
         return int(below.prospect.tokens[-1])
 

@@ -1,22 +1,34 @@
-"""Small tiers, and the stores that carry out what a directory orders."""
+"""Small tiers, and the stores that carry out a chain's orders."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Key, Owner, Visit
-from kveik.cache.facts import Evicted, Fact, Gone, Inserted
+from kveik.cache.facts import Evicted, Fact, Gone
 from kveik.cache.layout import LayerGroup
-from kveik.offload.manager import OffloadManager
-from kveik.offload.tier import Tier
-from kveik.offload.tier_spec import TierSpec, Writes
-from kveik.offload.transfer import Clear, Delete, Spill
+from kveik.offload.mailbox import Mailbox
+from kveik.offload.tier import Tier, TierSpec, Writes
+from kveik.offload.tier_chain import TierChain
+from kveik.offload.transfer import (
+    Arrived,
+    Cancel,
+    Clear,
+    Completion,
+    Delete,
+    LoadRecords,
+    Probe,
+    Spill,
+    Stored,
+    StoreRoom,
+    TierStats,
+    Transfer,
+)
 
 SIZE = 4
-BLOCK = 7
 
 
 def groups_of(windows: Sequence[int | None]) -> list[LayerGroup]:
@@ -45,22 +57,19 @@ def hazard(seed: int = 0) -> HazardPolicy:
     return HazardPolicy(512, random.Random(seed))
 
 
-def directory(*tiers: Tier, windows: Sequence[int | None] = (None,)) -> OffloadManager:
-    return OffloadManager(groups_of(windows), SIZE, tiers)
+def chained(*tiers: Tier, windows: Sequence[int | None] = (None,)) -> TierChain:
+    return TierChain(groups_of(windows), SIZE, tiers)
 
 
-def offer(one: OffloadManager, key: Key, groups: int, now: float, owner: Owner = b"", *, wanted: bool = False) -> None:
-    """The pool gives up one content."""
-    one.apply([evicted(Gone((key,), groups, owner, wanted))], now)
+def evicted(keys: Sequence[Key], groups: int, owner: Owner = b"", *, wanted: bool = False) -> Evicted:
+    """These contents, all from block 0."""
+    blocks = [[0] * len(keys)] * groups.bit_length()
+    return Evicted([Gone(keys, groups, owner, wanted)], keys, blocks)
 
 
-def evicted(run: Gone) -> Evicted:
-    """As if every key had been in block 7 of every group."""
-    return Evicted([run], run.keys, [[BLOCK] * len(run.keys)] * 2)
-
-
-def inserted(key: Key, groups: int = 1, owner: Owner = b"") -> Inserted:
-    return Inserted(key, groups, owner, (BLOCK, BLOCK))
+def offer(one: TierChain, key: Key, groups: int, now: float, owner: Owner = b"", *, wanted: bool = False) -> None:
+    """The pool evicts one content."""
+    one.absorb([evicted((key,), groups, owner, wanted=wanted)], now)
 
 
 class Stores:
@@ -68,29 +77,29 @@ class Stores:
 
     def __init__(
         self,
-        directory: OffloadManager,
+        chain: TierChain,
         chance: random.Random | None = None,
         failing: float = 0.0,
         take_facts: Callable[[], list[Fact]] = list,
     ) -> None:
-        """`take_facts`: of the pool, where there is one."""
-        self.directory = directory
+        """`take_facts`: of the pool above, where there is one."""
+        self.chain = chain
         self.take_facts = take_facts
-        self.records: list[set[tuple[Key, int]]] = [set() for _ in directory.tiers]
+        self.records: list[set[tuple[Key, int]]] = [set() for _ in chain.tiers]
         self.waiting: list[Spill | Delete | Clear] = []
         self.writes = 0
         self._chance, self._failing = chance, failing
 
     def collect(self, now: float = 0.0) -> None:
-        self.directory.apply(self.take_facts(), now)
-        self.waiting += [one for one in self.directory.take_transfers() if isinstance(one, Spill | Delete | Clear)]
+        self.chain.absorb(self.take_facts(), now)
+        self.waiting += self.chain.take_orders()
 
     def work(self, orders: int | None = None, now: float = 0.0) -> None:
         """Carry out the next orders; all, where no number is given."""
         self.collect(now)
         count = len(self.waiting) if orders is None else min(orders, len(self.waiting))
-        next_ones, self.waiting = self.waiting[:count], self.waiting[count:]
-        for order in next_ones:
+        due, self.waiting = self.waiting[:count], self.waiting[count:]
+        for order in due:
             self._do(order)
 
     def _do(self, order: Spill | Delete | Clear) -> None:
@@ -107,10 +116,58 @@ class Stores:
         there = order.source is None or record in self.records[order.source]
         self.writes += 1
         if not there or (self._chance is not None and self._chance.random() < self._failing):
-            self.directory.failed(order.target, *record)
+            self.chain.failed(order.target, *record)
             return
         self.records[order.target].add(record)
-        self.directory.stored(order.target, *record)
+        self.chain.stored(order.target, *record)
+
+
+class HandCarrier:
+    """Stores at once, and loads when a test puts an end into `ended`."""
+
+    def __init__(self, chain: TierChain) -> None:
+        self.mailbox = Mailbox()
+        self.unsettled = False
+        self.loads: list[LoadRecords] = []
+        self.probes: list[Probe] = []
+        self.cancelled: list[int] = []
+        self.ended: list[Completion] = []
+        self._rooms = [StoreRoom(0, tier.spec.capacity_bytes) for tier in chain.tiers]
+
+    def carry_out(self, transfers: Iterable[Transfer]) -> None:
+        for one in transfers:
+            self._carry_out(one)
+
+    def _carry_out(self, one: Transfer) -> None:
+        match one:
+            case Spill():
+                self.ended.append(Stored(one.key, one.group, one.target, stored=True))
+            case LoadRecords():
+                self.loads.append(one)
+            case Probe():
+                self.probes.append(one)
+            case Cancel(load):
+                self.cancelled.append(load)
+
+    def completions(self) -> list[Completion]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def cancel(self, load: int) -> list[Arrived]:
+        return []
+
+    def room(self, tier: int) -> StoreRoom:
+        return self._rooms[tier]
+
+    def contents(self, tier: int) -> list[tuple[Key, int]]:
+        return []
+
+    def stats(self) -> list[TierStats]:
+        return []
+
+    def start(self) -> None: ...
+
+    def finish(self, transfers: Sequence[Transfer], lasting: Sequence[int], seconds: float) -> None: ...
 
 
 def seen(keys: Sequence[Key], now: float, out: int = 100) -> Visit:

@@ -8,13 +8,15 @@ from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
 from kveik.config import ScheduleConfig
-from kveik.offload.cost import Costs, LoadCost, PrefillCost
-from kveik.offload.loads import Loads
+from kveik.observe.events import Event, LoadDecided
+from kveik.offload.cost import LoadCost
 from kveik.offload.manager import OffloadManager
-from kveik.offload.transfer import Cancel, Load, Spill
+from kveik.offload.tier_chain import TierChain
+from kveik.offload.transfer import Arrived, LoadRecords
 from kveik.request.sequence import Status
 from kveik.schedule.scheduler import Scheduler
-from tests.offload.making import tier
+from kveik.schedule.step_cost import StepCost
+from tests.offload.making import HandCarrier, tier
 from tests.schedule.making import Desk
 
 SIZE, PROMPT = 4, 40
@@ -27,27 +29,37 @@ class Below:
     """A desk over one tier that stores at once and loads when it is told to."""
 
     desk: Desk
-    directory: OffloadManager
-    loads: list[Load] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
+    offload: OffloadManager
+    carrier: HandCarrier
+    told: list[Event] = field(default_factory=list)
+
+    @property
+    def loads(self) -> list[LoadRecords]:
+        return self.carrier.loads
+
+    @property
+    def cancelled(self) -> list[int]:
+        return self.carrier.cancelled
+
+    @property
+    def decided(self) -> list[tuple[str, str]]:
+        """Requests and reasons of all decisions."""
+        return [(one.request_id, one.reason) for one in self.told if isinstance(one, LoadDecided)]
 
     def step(self) -> None:
-        self.desk.step()
-        self.carry_out()
+        self.offload.attend(self.desk.now)
+        plan = self.desk.plan()
+        self.offload.carry_out(self.desk.now)
+        self.offload.start_loads()
+        self.desk.settle(plan)
+        self.offload.carry_out(self.desk.now)
 
-    def carry_out(self) -> None:
-        for one in self.desk.scheduler.below.take_transfers(self.desk.now):
-            match one:
-                case Spill(key, group, _, target):
-                    self.directory.stored(target, key, group)
-                case Load():
-                    self.loads.append(one)
-                case Cancel(job):
-                    self.cancelled.append(job)
-
-    def arrive(self, load: Load) -> None:
+    def arrive(self, load: LoadRecords) -> None:
         for number in range(len(load.fetches)):
-            self.desk.scheduler.below.arrived(load.job, number, found=True)
+            self.tell(load, number, found=True)
+
+    def tell(self, load: LoadRecords, number: int, *, found: bool) -> None:
+        self.carrier.ended.append(Arrived(load.load, number, load.fetches[number], found, lost=not found))
 
 
 def below(*, blocks: int = 24, load_seconds: float = 0.1, token_seconds: float = 1.0) -> Below:
@@ -57,9 +69,11 @@ def below(*, blocks: int = 24, load_seconds: float = 0.1, token_seconds: float =
     kv_cache = KVCacheManager(
         [group], [blocks], block_size=SIZE, rows=4, max_model_len=80, max_chunk=48, eviction=LruPolicy(), record_facts=True
     )
-    directory = OffloadManager([group], SIZE, [tier(10_000)])
-    costs = Costs(PrefillCost(48, (1e-3, token_seconds, 1e-9)), {"ram": LoadCost((load_seconds, 1e-9))})
-    made = Below(Desk(Scheduler(kv_cache, limits, 80, below=Loads(kv_cache, directory, costs))), directory)
+    chain = TierChain([group], SIZE, [tier(10_000)])
+    carrier, told = HandCarrier(chain), list[Event]()
+    costs = [LoadCost((load_seconds, 1e-9))]
+    offload = OffloadManager(kv_cache, chain, StepCost((1e-3, token_seconds, 1e-9)), costs, carrier, told.append)
+    made = Below(Desk(Scheduler(kv_cache, limits, 80, offload=offload)), offload, carrier, told)
     made.desk.ask(list(range(100, 100 + PROMPT)), 1)
     made.step()
     ledger_full(made)
@@ -83,7 +97,7 @@ def test_a_sequence_waits_for_its_load_and_computes_only_the_rest() -> None:
     made = below()
     one = made.desk.ask(again(made), 1)
     made.step()
-    assert (one.status, made.desk.scheduler.below.loading) == (Status.WAITING, 1)
+    assert (one.status, made.offload.loading) == (Status.WAITING, 1)
     (load,) = made.loads
     assert [fetch.place for fetch in load.fetches] == list(range(KNOWN // SIZE))
     made.arrive(load)
@@ -113,7 +127,7 @@ def test_nobody_waits_longer_than_computing_takes_and_nobody_loads_twice() -> No
     while one.status is Status.WAITING and made.desk.now < 200:
         made.step()
     assert made.desk.now <= deadline + 2
-    assert made.cancelled == [made.loads[0].job]
+    assert made.cancelled == [made.loads[0].load]
     assert (len(made.loads), one.cached_tokens, one.loaded_tokens) == (1, 0, {})
 
 
@@ -122,6 +136,22 @@ def test_what_is_sooner_computed_is_not_loaded() -> None:
     one = made.desk.ask(again(made), 1)
     made.step()
     assert (one.status, made.loads) == (Status.FINISHED, [])
+
+
+def test_every_decision_is_told_with_its_request_and_its_reason() -> None:
+    made = below()
+    made.told.clear()
+    made.desk.ask(again(made), 1)
+    made.desk.ask(8, 1)
+    made.step()
+    first, second = (one for one, _ in made.decided)
+    assert made.decided == [(first, "load"), (second, "nothing stored")]
+    assert first != second
+    slow = below(load_seconds=1000.0)
+    slow.told.clear()
+    slow.desk.ask(again(slow), 1)
+    slow.step()
+    assert [reason for _, reason in slow.decided] == ["compute"]
 
 
 def test_others_compute_while_one_loads() -> None:
@@ -140,7 +170,7 @@ def test_a_load_gives_way_before_a_running_sequence_does() -> None:
     while runs.status is not Status.FINISHED:
         made.step()
     assert runs.preemptions == 0
-    assert made.cancelled == [made.loads[0].job]
+    assert made.cancelled == [made.loads[0].load]
     while made.desk.scheduler.has_work:
         made.step()
     assert waits.status is Status.FINISHED
@@ -152,8 +182,8 @@ def test_an_abort_ends_the_load_and_frees_those_who_wait_with_it() -> None:
     made.step()
     made.desk.scheduler.abort(first.id, made.desk.now)
     made.step()
-    assert made.cancelled == [made.loads[0].job]
-    assert made.loads[1].job != made.loads[0].job, "the second loads for itself"
+    assert made.cancelled == [made.loads[0].load]
+    assert made.loads[1].load != made.loads[0].load, "the second loads for itself"
     made.arrive(made.loads[1])
     made.step()
     assert second.loaded_tokens == {"ram": PROMPT // SIZE * SIZE}
@@ -163,11 +193,11 @@ def test_behind_a_gap_nothing_is_waited_for() -> None:
     made = below()
     one = made.desk.ask(again(made), 1)
     made.step()
-    load, scheduler = made.loads[0], made.desk.scheduler
+    load = made.loads[0]
     for number in (0, 1):
-        scheduler.below.arrived(load.job, number, found=True)
-    scheduler.below.arrived(load.job, 2, found=False, sound=False)
+        made.tell(load, number, found=True)
+    made.tell(load, 2, found=False)
     made.step()
     assert (one.cached_tokens, one.loaded_tokens) == (2 * SIZE, {"ram": 2 * SIZE})
-    assert made.directory.tiers[0].stored(load.fetches[2].key) == 0
-    assert made.cancelled == [load.job]
+    assert made.offload.chain.tiers[0].stored(load.fetches[2].key) == 0
+    assert made.cancelled == [load.load]

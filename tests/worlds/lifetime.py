@@ -26,7 +26,7 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.clock import StepClock
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.engine import Engine
-from kveik.engine.eviction import eviction_policy
+from kveik.engine.eviction import eviction_policy, tier_setting
 from kveik.engine.planner import plan_model
 from kveik.engine.record import Recorder
 from kveik.model.rope import RopeSpec
@@ -34,14 +34,14 @@ from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import Metrics
 from kveik.observe.tiers import log_tiers
-from kveik.offload.availability import AVAILABLE
-from kveik.offload.carrier import PoolMemory, Transfers
-from kveik.offload.loads import Loads
-from kveik.offload.open_tiers import BelowSetting, open_below
+from kveik.offload.carrier import PoolMemory, TierCarrier
+from kveik.offload.manager import OffloadManager
+from kveik.offload.open_tiers import open_tiers
 from kveik.offload.stores.disk import DiskStore
 from kveik.request.request import CacheRetention, Request, SamplingParams
 from kveik.schedule.plan import StepOutcome, StepPlan
 from kveik.schedule.scheduler import Scheduler
+from kveik.schedule.step_cost import StepCost
 from tests.schedule.rows import outcome_of
 
 BLOCK, CONTEXT, VOCABULARY = 8, 128, 256
@@ -133,9 +133,6 @@ class Lifetime:
             schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=128, prefill_chunk_size=64),
         )
         plan = plan_model(config, spec_of(windows), available_bytes=1 << 30, weight_bytes=0, workspace_bytes=0, process_bytes=0)
-        below = open_below(BelowSetting(config.cache, plan, b"model", "float32", seed, None), self.clock, lambda _: None)
-        assert below is not None
-        self.below = below
         blocks, groups = plan.memory.blocks, plan.spec.groups
         self.kv_cache = KVCacheManager(
             groups,
@@ -147,17 +144,20 @@ class Lifetime:
             eviction=eviction_policy(config.cache, blocks[0], seed),
             record_facts=True,
         )
-        loads = Loads(self.kv_cache, below.directory, below.costs)
-        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), loads)
-        bus = EventBus()
-        facts = facts_without_model("float32", BLOCK, tuple(store.name for store in below.stores))
-        self.metrics = Metrics(facts, lambda: bus.errors, below.mover.snapshots)
+        bus, step_cost = EventBus(), StepCost()
+        tensors = [torch.zeros(count, one.block_bytes // 4) for count, one in zip(blocks, plan.memory.layouts, strict=True)]
+        setting = tier_setting(config, plan, b"model", "float32")
+        offload = open_tiers(setting, self.kv_cache, step_cost, PoolMemory(tensors), self.clock, publish=bus.publish)
+        assert isinstance(offload, OffloadManager)
+        assert isinstance(offload.carrier, TierCarrier)
+        self.carrier, self.chain = offload.carrier, offload.chain
+        scheduler = Scheduler(self.kv_cache, config.schedule, plan.max_model_len, frozenset(), offload)
+        facts = facts_without_model("float32", BLOCK, tuple(store.name for store in self.carrier.stores))
+        self.metrics = Metrics(facts, lambda: bus.errors, lambda: [one.snapshot for one in offload.stats()])
         bus.subscribe(self.metrics.listen)
         bus.subscribe(log_tiers)
-        tensors = [torch.zeros(count, one.block_bytes // 4) for count, one in zip(blocks, plan.memory.layouts, strict=True)]
-        transfers = Transfers(below, scheduler, PoolMemory(tensors), self.clock, bus.publish)
         executor = Drawn(self.chance, self.clock)
-        self.engine = Engine(scheduler, executor, self.clock, Recorder(bus, scheduler), seed=seed, transfers=transfers)
+        self.engine = Engine(scheduler, executor, self.clock, Recorder(bus, scheduler), seed=seed, step_cost=step_cost)
         self.earlier: deque[tuple[int, ...]] = deque(maxlen=60)
         self.requests = 0
 
@@ -177,7 +177,7 @@ class Lifetime:
             engine.step()
             waits = engine.pause > 0.0
             if chance.random() < (0.9 if waits else 0.1):
-                while self.below.mover.step():
+                while self.carrier.mover.step():
                     pass
             elif waits:
                 # The tiers' threads do not come to it in time.
@@ -203,7 +203,7 @@ class Lifetime:
 
     def measure(self) -> Measure:
         """With nothing on its way."""
-        while self.below.mover.step():
+        while self.carrier.mover.step():
             self.engine.attend()
         policies = [hazard_of(policy) for policy in (self.kv_cache.evictor.policy, *self._tier_policies())]
         return Measure(
@@ -217,13 +217,12 @@ class Lifetime:
         )
 
     def _tier_policies(self) -> Iterable[EvictionPolicy]:
-        return (tier.policy for tier in self.below.directory.tiers)
+        return (tier.policy for tier in self.chain.tiers)
 
     def check(self) -> None:
         """All laws, and that nothing is over its bound."""
         self.engine.scheduler.check()
-        for store, tier in zip(self.below.stores, self.below.directory.tiers, strict=True):
-            assert store.availability == AVAILABLE
+        for store, tier in zip(self.carrier.stores, self.chain.tiers, strict=True):
             assert store.bytes_used <= store.capacity_bytes
             assert tier.bytes_used <= store.usable_bytes
             if isinstance(store, DiskStore):

@@ -98,8 +98,8 @@ def test_hundreds_of_thousands_of_requests_leave_everything_as_large_as_it_was(
 
 def assert_used(life: Lifetime) -> None:
     """All of it was in use: records went down to both tiers and came back from them."""
-    for store in life.below.stores:
-        counts = life.below.mover.snapshot(store.name).counts
+    for store in life.carrier.stores:
+        counts = life.carrier.mover.snapshot(store.name).counts
         assert counts.records_loaded > 0
         assert counts.records_stored > 3 * store.records > 0
         assert counts.records_deleted > 0

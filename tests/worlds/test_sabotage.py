@@ -15,9 +15,9 @@ from kveik.cache.block_pool import BlockPool
 from kveik.cache.group import GroupBlocks
 from kveik.cache.keys import KeySpace
 from kveik.cache.kv_cache_manager import KVCacheManager
-from kveik.offload.loader import Loader
-from kveik.offload.loads import Loads
-from kveik.offload.transfer import Cancel
+from kveik.cache.load_reservations import LoadReservations
+from kveik.offload.manager import OffloadManager
+from kveik.offload.transfer import Cancel, Spill
 from kveik.schedule.plan import StepPlan
 from kveik.schedule.policy import FirstCome, PriorityWithAging
 from kveik.schedule.running_batch import RunningBatch
@@ -238,40 +238,42 @@ def late_write(patch: pytest.MonkeyPatch) -> None:
     """A load that was called off writes all the same."""
     carry_out = SimulatedTiers.carry_out
 
-    def carry_out_but_cancel(self: SimulatedTiers, transfers: Any, now: float) -> None:
-        carry_out(self, [one for one in transfers if not isinstance(one, Cancel)], now)
+    def carry_out_but_cancel(self: SimulatedTiers, transfers: Any) -> None:
+        carry_out(self, [one for one in transfers if not isinstance(one, Cancel)])
 
     patch.setattr(SimulatedTiers, "carry_out", carry_out_but_cancel)
+    patch.setattr(SimulatedTiers, "cancel", lambda self, load: [])
 
 
 def spilled_too_late(patch: pytest.MonkeyPatch) -> None:
     """What was given up is copied a step later, when something else stands there."""
-    take, kept = Loads.take_transfers, []
+    carry_out, kept = SimulatedTiers.carry_out, []
 
-    def take_later(self: Loads, now: float) -> list[Any]:
-        kept.append(take(self, now))
-        return kept[-2] if len(kept) > 1 else []
+    def carry_out_later(self: SimulatedTiers, transfers: Any) -> None:
+        now = list(transfers)
+        late, kept[:] = list(kept), [one for one in now if isinstance(one, Spill)]
+        carry_out(self, [*late, *(one for one in now if not isinstance(one, Spill))])
 
-    patch.setattr(Loads, "take_transfers", take_later)
+    patch.setattr(SimulatedTiers, "carry_out", carry_out_later)
 
 
 def believed_before_it_came(patch: pytest.MonkeyPatch) -> None:
     """Whatever became of a record, its block counts as loaded."""
-    arrived = Loads.arrived
-    patch.setattr(Loads, "arrived", lambda self, number, fetch, *, found, sound=True: arrived(self, number, fetch, found=True))
+    arrived = OffloadManager._arrived
+    patch.setattr(OffloadManager, "_arrived", lambda self, one: arrived(self, one._replace(found=True, lost=False)))
 
 
 def load_not_held(patch: pytest.MonkeyPatch) -> None:
     """Blocks that are being loaded are free for others."""
-    begin = Loader.begin
+    reserve = LoadReservations.reserve
 
-    def begin_and_let_go(self: Loader, *arguments: Any) -> Any:
-        loading = begin(self, *arguments)
-        for fetch, block in zip(loading.fetches, loading.targets, strict=True):
-            self._kv_cache._groups[fetch.group].pool.give_back(block)
-        return loading
+    def reserve_and_let_go(self: LoadReservations, sequence_id: int, wanted: Any, *arguments: Any) -> Any:
+        blocks = reserve(self, sequence_id, wanted, *arguments)
+        for (group, _), block in zip(wanted, blocks or (), strict=False):
+            self._groups[group].pool.give_back(block)
+        return blocks
 
-    patch.setattr(Loader, "begin", begin_and_let_go)
+    patch.setattr(LoadReservations, "reserve", reserve_and_let_go)
 
 
 FAULTS_BELOW = {

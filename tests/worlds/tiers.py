@@ -8,11 +8,24 @@ from dataclasses import dataclass
 
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.layout import LayerGroup
-from kveik.offload.loads import Loads
-from kveik.offload.manager import OffloadManager
-from kveik.offload.tier import Tier
-from kveik.offload.tier_spec import TierSpec
-from kveik.offload.transfer import Cancel, Clear, Delete, Fetch, Load, Probe, Spill, Transfer
+from kveik.offload.mailbox import Mailbox
+from kveik.offload.tier import Tier, TierSpec
+from kveik.offload.tier_chain import TierChain
+from kveik.offload.transfer import (
+    Answered,
+    Arrived,
+    Cancel,
+    Clear,
+    Completion,
+    Delete,
+    Fetch,
+    LoadRecords,
+    Probe,
+    Spill,
+    Stored,
+    StoreRoom,
+    Transfer,
+)
 from tests.worlds.memory import MemoryExecutor
 
 Content = list[int | None]
@@ -24,7 +37,7 @@ RUBBISH = -7
 class Coming:
     """A record on its way into the pool."""
 
-    job: int
+    load: int
     number: int
     fetch: Fetch
     block: int
@@ -32,7 +45,7 @@ class Coming:
     content: Content | None
 
 
-def draw_directory(chance: random.Random, groups: list[LayerGroup], block_size: int) -> OffloadManager:
+def draw_chain(chance: random.Random, groups: list[LayerGroup], block_size: int) -> TierChain:
     tiers = []
     for name in chance.choice((("ram",), ("ram", "disk"), ("ram", "remote"), ("remote",))):
         spec = TierSpec(
@@ -44,47 +57,57 @@ def draw_directory(chance: random.Random, groups: list[LayerGroup], block_size: 
             ours=name != "remote",
         )
         tiers.append(Tier(spec, LruPolicy()))
-    return OffloadManager(groups, block_size, tiers)
+    return TierChain(groups, block_size, tiers)
 
 
 class SimulatedTiers:
-    """Carries transfers out over steps."""
+    """A carrier that carries transfers out over steps."""
 
-    def __init__(self, chance: random.Random, directory: OffloadManager, below: Loads, executor: MemoryExecutor) -> None:
-        self.chance, self.directory, self.below, self.executor = chance, directory, below, executor
-        self.records: list[dict[tuple[bytes, int], Content]] = [{} for _ in directory.tiers]
-        self.spilled: list[tuple[float, int, bytes, int, bool]] = []
+    def __init__(self, chance: random.Random, chain: TierChain, executor: MemoryExecutor) -> None:
+        self.chance, self.executor, self.now = chance, executor, 0.0
+        self.mailbox, self.unsettled = Mailbox(), False
+        self.capacities = [tier.spec.capacity_bytes for tier in chain.tiers]
+        self.records: list[dict[tuple[bytes, int], Content]] = [{} for _ in chain.tiers]
+        self.spilled: list[tuple[float, Stored]] = []
         self.coming: list[Coming] = []
         self.asked: list[tuple[float, Probe]] = []
+        self.ended: list[Completion] = []
         self.slowest = chance.choice((0, 1, 4, 30))
         self.failing = chance.choice((0.0, 0.0, 0.1))
         self.loads = self.landed = self.cancelled = self.found = 0
 
+    def room(self, tier: int) -> StoreRoom:
+        return StoreRoom(0, self.capacities[tier])
+
     def deliver(self, now: float) -> None:
-        """What has ended by now is told."""
-        ended, self.spilled = [one for one in self.spilled if one[0] <= now], [one for one in self.spilled if one[0] > now]
-        for _, tier, key, group, stored in ended:
-            (self.directory.stored if stored else self.directory.failed)(tier, key, group)
+        """What has ended by now is told when the offload manager attends."""
+        self.now = now
+        self.ended += [one for due, one in self.spilled if due <= now]
+        self.spilled = [(due, one) for due, one in self.spilled if due > now]
         for due, probe in [one for one in self.asked if one[0] <= now]:
             self.asked.remove((due, probe))
-            self._answer(probe, now)
+            self._answer(probe)
         for one in [one for one in self.coming if one.due <= now]:
             self.coming.remove(one)
-            self._arrive(one)
-        # What has come in time is told, though all of its load has not.
-        for number in self.below.due(now):
-            for one in [one for one in self.coming if one.job == number and self.chance.random() < 0.5]:
-                self.coming.remove(one)
-                self._arrive(one)
+            self.ended.append(self._arrive(one))
 
-    def _answer(self, probe: Probe, now: float) -> None:
+    def completions(self) -> list[Completion]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def cancel(self, load: int) -> list[Arrived]:
+        """What has come in time is told, though all of its load has not."""
+        came = [one for one in self.coming if one.load == load and self.chance.random() < 0.5]
+        self.coming = [one for one in self.coming if one.load != load]
+        return [self._arrive(one) for one in came]
+
+    def _answer(self, probe: Probe) -> None:
         groups = range(len(self.executor.groups))
         found = [(key, group) for key in probe.keys for group in groups if (key, group) in self.records[probe.tier]]
         self.found += len(found)
-        self.directory.adopt(probe.tier, found, now)
-        self.below.answered(probe.job)
+        self.ended.append(Answered(probe.load, probe.tier, found))
 
-    def _arrive(self, one: Coming) -> None:
+    def _arrive(self, one: Coming) -> Arrived:
         record = (one.fetch.key, one.fetch.group)
         lost = self.chance.random() < self.failing
         if lost:
@@ -93,26 +116,26 @@ class SimulatedTiers:
         if found and one.content is not None:
             self.executor.slots[one.fetch.group][one.block] = list(one.content)
             self.landed += 1
-        self.below.arrived(one.job, one.number, found=found, sound=not lost and self.chance.random() < 0.5)
+        return Arrived(one.load, one.number, one.fetch, found, lost=not found and (lost or self.chance.random() < 0.5))
 
-    def carry_out(self, transfers: Iterable[Transfer], now: float) -> None:
+    def carry_out(self, transfers: Iterable[Transfer]) -> None:
         for one in transfers:
             match one:
                 case Spill():
-                    self._spill(one, now)
+                    self._spill(one)
                 case Delete(key, group, tier):
                     self.records[tier].pop((key, group), None)
                 case Clear(tier):
                     self.records[tier].clear()
-                case Load():
-                    self._load(one, now)
+                case LoadRecords():
+                    self._load(one)
                 case Probe():
-                    self.asked.append((now + self.chance.randrange(self.slowest + 1), one))
-                case Cancel(job):
+                    self.asked.append((self.now + self.chance.randrange(self.slowest + 1), one))
+                case Cancel(load):
                     self.cancelled += 1
-                    self.coming = [other for other in self.coming if other.job != job]
+                    self.coming = [other for other in self.coming if other.load != load]
 
-    def _spill(self, order: Spill, now: float) -> None:
+    def _spill(self, order: Spill) -> None:
         record, content = (order.key, order.group), None
         if order.source is not None:
             content = self.records[order.source].get(record)
@@ -124,12 +147,13 @@ class SimulatedTiers:
         stored = content is not None and self.chance.random() >= self.failing
         if stored and content is not None:
             self.records[order.target][record] = content
-        self.spilled.append((now + self.chance.randrange(3), order.target, order.key, order.group, stored))
+        due = self.now + self.chance.randrange(3)
+        self.spilled.append((due, Stored(order.key, order.group, order.target, stored)))
 
-    def _load(self, load: Load, now: float) -> None:
+    def _load(self, load: LoadRecords) -> None:
         self.loads += 1
         for number, (fetch, block) in enumerate(zip(load.fetches, load.blocks, strict=True)):
             content = self.records[fetch.tier].get((fetch.key, fetch.group))
             self.executor.slots[fetch.group][block] = [RUBBISH] * self.executor.size
-            due = now + self.chance.randrange(self.slowest + 1)
-            self.coming.append(Coming(load.job, number, fetch, block, due, content))
+            due = self.now + self.chance.randrange(self.slowest + 1)
+            self.coming.append(Coming(load.load, number, fetch, block, due, content))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kveik.cache.eviction.hazard import HazardPolicy
@@ -12,18 +11,18 @@ from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup, blocks_at_most
 from kveik.config import ScheduleConfig
-from kveik.offload.cost import Costs, LoadCost, PrefillCost
-from kveik.offload.loads import Loads
+from kveik.offload.cost import LoadCost
 from kveik.offload.manager import OffloadManager
-from kveik.offload.transfer import around_copies
+from kveik.offload.tier_chain import TierChain
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence, Status
 from kveik.schedule.plan import StepOutcome, StepPlan
 from kveik.schedule.proposer import Proposer
 from kveik.schedule.scheduler import Scheduler
+from kveik.schedule.step_cost import StepCost
 from tests.schedule.rows import behind_of, decodes_of, preempted_in
 from tests.worlds.memory import MemoryExecutor, ideal_output
-from tests.worlds.tiers import SimulatedTiers, draw_directory
+from tests.worlds.tiers import SimulatedTiers, draw_chain
 
 EOS = 0
 VOCABULARY = 7
@@ -50,7 +49,7 @@ class World:
     caching: bool
     eviction: EvictionPolicy | None = None
     proposer: Proposer | None = None
-    directory: OffloadManager | None = None
+    chain: TierChain | None = None
     """Of tiers below the pool."""
 
     arrivals: dict[int, list[Sequence]] = field(default_factory=dict)
@@ -89,7 +88,7 @@ class World:
         """The same world, with something below its pool."""
         self.caching = True
         self.eviction = self.eviction or LruPolicy()
-        self.directory = draw_directory(random.Random(f"tiers {seed}"), self.groups, self.block_size)
+        self.chain = draw_chain(random.Random(f"tiers {seed}"), self.groups, self.block_size)
         return self
 
     def with_guesses(self, seed: int) -> World:
@@ -160,10 +159,9 @@ class Guesses:
         return guesses
 
 
-def costs_of(chance: random.Random, directory: OffloadManager) -> Costs:
+def costs_of(chance: random.Random, chain: TierChain) -> list[LoadCost]:
     """A step takes a second here, and loading something like it."""
-    tiers = {tier.spec.name: LoadCost((chance.choice((0.1, 1.0, 3.0)), 1e-3)) for tier in directory.tiers}
-    return Costs(PrefillCost(chance.choice((1, 8, 64)), (1.0, 0.05, 1e-6)), tiers)
+    return [LoadCost((chance.choice((0.1, 1.0, 3.0)), 1e-3)) for _ in chain.tiers]
 
 
 class Run:
@@ -180,17 +178,19 @@ class Run:
             max_chunk=chunk_at_most(world.limits),
             enable_prefix_caching=world.caching,
             eviction=world.eviction,
-            record_facts=world.directory is not None,
-        )
-        costs = None if world.directory is None else costs_of(world.chance, world.directory)
-        below = Loads(self.kv_cache, world.directory, costs)
-        self.scheduler = Scheduler(
-            self.kv_cache, world.limits, world.max_model_len, frozenset({EOS}), below, proposer=world.proposer
+            record_facts=world.chain is not None,
         )
         self.executor = MemoryExecutor(world.groups, world.blocks, self.kv_cache, vocabulary=VOCABULARY, caching=world.caching)
         self.tiers: SimulatedTiers | None = None
-        if world.directory is not None:
-            self.tiers = SimulatedTiers(world.chance, world.directory, self.scheduler.below, self.executor)
+        offload: OffloadManager | None = None
+        if world.chain is not None:
+            self.tiers = SimulatedTiers(world.chance, world.chain, self.executor)
+            costs = costs_of(world.chance, world.chain)
+            offload = OffloadManager(self.kv_cache, world.chain, StepCost((1.0, 0.05, 1e-6)), costs, self.tiers)
+        self.scheduler = Scheduler(
+            self.kv_cache, world.limits, world.max_model_len, frozenset({EOS}), offload, proposer=world.proposer
+        )
+        self.offload = self.scheduler.offload
         self.everybody: list[Sequence] = []
         self.preemptions = 0
         self.several = 0
@@ -214,6 +214,7 @@ class Run:
         self._disturb()
         if self.tiers is not None:
             self.tiers.deliver(now)
+            self.offload.attend(now)
             self.scheduler.check()
         before = {one.id: one for one in self.everybody if one.status is Status.RUNNING}
         decoding = {id_ for id_, one in before.items() if one.decoding}
@@ -221,26 +222,19 @@ class Run:
         self.scheduler.check()
         self._check_plan(plan, before, decoding)
         self._check_nobody_waits_in_vain(plan)
-        self._carry_out(now, lambda: self.executor.launch(plan))
+        self.offload.carry_out(now)
+        self.executor.launch(plan)
+        self.offload.start_loads()
         outcome = self._execute(plan)
         settled = self.scheduler.settle(plan, outcome, now)
         self.several += int((settled.kept > 1).sum())
         if self.tiers is not None and self.world.chance.random() < 0.5:
-            self._carry_out(now)
+            self.offload.carry_out(now)
         if self.world.eviction is not None and self.steps % 10 == 9:
             self.world.eviction.learn(now)
         self.scheduler.check()
         self.preemptions += len(plan.preempted)
         self.steps += 1
-
-    def _carry_out(self, now: float, copy: Callable[[], None] = lambda: None) -> None:
-        if self.tiers is None:
-            copy()
-            return
-        before, loads = around_copies(self.scheduler.below.take_transfers(now))
-        self.tiers.carry_out(before, now)
-        copy()
-        self.tiers.carry_out(loads, now)
 
     def _disturb(self) -> None:
         """Somebody hangs up, or an operator empties the cache."""
