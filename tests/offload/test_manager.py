@@ -47,7 +47,7 @@ class Memory(HandCarrier):
             StepCost((1.0, 1.0, 1e-9)),
             costs,
             self,
-            self.decided.append,  # type: ignore[arg-type]
+            self.decided.append,
         )
         self.pool: dict[tuple[int, int], Key] = {}
         self.tiers: list[dict[tuple[Key, int], Key]] = [{}, {}]
