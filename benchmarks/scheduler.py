@@ -100,6 +100,7 @@ def facts_without_model(dtype: str, block_size: int, tiers: tuple[str, ...] = ()
         kv_cache_dtype=dtype,
         block_size=block_size,
         pool_bytes=0,
+        planned_bytes=0,
         tiers=tiers,
     )
 
