@@ -137,6 +137,12 @@ class ModelExecutor:
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> StepOutcome:
         logits = plan.logits
+        if len(hidden) == plan.rows == plan.tokens:
+            # One token of every row, and one for it: the most frequent step.
+            choices = self.sampler.choose(self.decoder.logits(hidden), plan.sampling)
+            if not choices.failed:
+                return StepOutcome(choices.tokens, np.arange(plan.rows + 1), frozenset(), choices.logprobs)
+            return _verified(choices.tokens, np.arange(plan.rows + 1), {}, choices.failed, choices.logprobs)
         starts = np.concatenate(([0], np.cumsum(logits)))
         if not len(hidden):
             return StepOutcome(offsets=starts)
@@ -181,7 +187,7 @@ def _layout(plan: StepPlan) -> Layout:
         positions = np.arange(plan.tokens) + np.repeat(plan.starts - starts[:-1], counts)
         token_rows = np.repeat(rows, counts)
         decodes = int(np.argmax(counts > 1)) if (counts > 1).any() else plan.rows
-    samples = _last_tokens(starts[1:], plan.logits)
+    samples = np.flatnonzero(plan.logits) if plan.tokens == plan.rows else _last_tokens(starts[1:], plan.logits)
     wanted = samples
     if plan.prompt_targets:
         scored = [starts[row] + np.arange(len(targets.tokens)) for row, targets in plan.prompt_targets.items()]
