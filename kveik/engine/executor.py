@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kveik.cache.layout import LayerGroup
-from kveik.cache.storage import BlockStorage
+from kveik.device.device import PoolMemory
 from kveik.kernels.attention import AttentionBatch
 from kveik.kernels.kv_types import KvType
 from kveik.model.batch import StepBatch
@@ -70,13 +70,13 @@ class Layout:
 
 
 class ModelExecutor:
-    """The executor over a real decoder and real storage."""
+    """Decoder, sampler and pool memory of one device, joined."""
 
     def __init__(
         self,
         decoder: Decoder,
         sampler: Sampler,
-        storage: BlockStorage,
+        memory: PoolMemory,
         groups: Items[LayerGroup],
         block_size: int,
         kv_type: KvType | None = None,
@@ -84,7 +84,7 @@ class ModelExecutor:
         """`kv_type`: as in `AttentionBatch`."""
         self.decoder = decoder
         self.sampler = sampler
-        self.storage = storage
+        self.memory = memory
         self.groups = groups
         self.block_size = block_size
         self.kv_type = kv_type
@@ -93,7 +93,7 @@ class ModelExecutor:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         assert self._launched is None, "a plan is launched before the outcome of the one before it was collected"
-        self.storage.copy_all(plan.copies)
+        self.memory.copy_blocks(plan.copies)
         for sequence_id in plan.ended:
             self.sampler.forget(sequence_id)
         if not plan.empty:
@@ -104,7 +104,7 @@ class ModelExecutor:
     def collect(self) -> StepOutcome:
         assert self._launched is not None, "nothing is launched"
         (plan, layout, batch), self._launched = self._launched, None
-        hidden = self.decoder.forward(batch, self.storage.tensors)
+        hidden = self.decoder.forward(batch, self.memory.tensors)
         if not plan.prompt_targets:
             return self._sample(plan, hidden)
         places = np.searchsorted(layout.wanted, layout.samples)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from kveik.cache.layout import blocks_for
-
 MOST_BYTES = 512 << 20
 """Of all groups together: what is never used should take little memory."""
 
@@ -28,33 +26,40 @@ _MADV_POPULATE_WRITE = 23
 """Python's mmap module does not name it."""
 
 
-def first_bytes(pool: Sequence[Tensor], block_size: int, max_model_len: int, most: int = MOST_BYTES) -> list[int]:
-    """Of each group's memory, what one sequence takes of an unused pool, which gives out its blocks in order; `most` in all.
+def first_bytes(pool: Sequence[Tensor], blocks: int, most: int = MOST_BYTES) -> list[int]:
+    """Bytes of each group's first blocks, which an unused pool gives out in order; `most` in all.
 
     pool: a group's blocks each, [blocks, ...].
     """
-    sizes = [min(len(one), blocks_for(max_model_len, block_size)) * one[:1].nbytes for one in pool]
+    sizes = [min(len(one), blocks) * one[:1].nbytes for one in pool]
     share = min(1.0, most / max(1, sum(sizes)))
     return [int(size * share) for size in sizes]
 
 
 def prefault(
-    pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool] | None = None
+    pool: Sequence[Tensor],
+    sizes: Sequence[int],
+    stop: threading.Event,
+    advise: Callable[[int, int], bool] | None = None,
 ) -> threading.Thread:
-    """A thread that has begun to make the pages of so many bytes of each, and ends when all are there, when the system does not
-    know how, or when the process ends. `advise(address, bytes)`: the system.
+    """A thread that has begun to make the pages of so many bytes of each. It ends when all are there, on `stop`, when the
+    system does not know how, or when the process ends. `advise(address, bytes)`: the system.
     """
     # The thread holds the tensors, and they their memory. The interpreter waits for it at its end: a thread that comes back
     # from the system when there is no interpreter any more ends the process with an abort.
-    thread = threading.Thread(target=_make_pages, args=(pool, sizes, advise or _populate), name="kveik-prefault")
+    thread = threading.Thread(target=_make_pages, args=(pool, sizes, stop, advise or _populate), name="kveik-prefault")
     thread.start()
     return thread
 
 
-def _make_pages(pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool]) -> None:
+def _make_pages(
+    pool: Sequence[Tensor], sizes: Sequence[int], stop: threading.Event, advise: Callable[[int, int], bool]
+) -> None:
     for one, size in zip(pool, sizes, strict=True):
         for at in range(0, size, STEP):
-            if not threading.main_thread().is_alive() or not advise(one.data_ptr() + at, min(STEP, size - at)):
+            if stop.is_set() or not threading.main_thread().is_alive():
+                return
+            if not advise(one.data_ptr() + at, min(STEP, size - at)):
                 return
 
 

@@ -56,7 +56,7 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[wanted, hidden] -> float32 [wanted, vocab]"""
+        """[wanted, hidden] -> float32 [wanted, vocab]; `sample.logprobs.as_rows` brings them to the host."""
         ...
 
 

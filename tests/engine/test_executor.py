@@ -30,7 +30,7 @@ class Echo:
     batches: list[StepBatch] = field(default_factory=list)
     broken: frozenset[int] = frozenset()
 
-    def copy_all(self, copies: object) -> None: ...
+    def copy_blocks(self, copies: object) -> None: ...
 
     def forward(self, batch: StepBatch, storage: object) -> torch.Tensor:
         self.batches.append(batch)
