@@ -13,11 +13,12 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kveik.kernels import native, reference_linear
+from kveik.kernels import native
 from kveik.kernels.native_linear import q8_0_blocks
-from kveik.kernels.reference_linear import Quantised
 from kveik.model import gguf
 from kveik.model.dequantize import dequantize_rows
+from tests.kernels import reference_linear
+from tests.kernels.reference_linear import Quantised
 
 pytestmark = pytest.mark.skipif(native.module is None, reason="installed without a compiler")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,3 +109,23 @@ def alone(world: World, row: int) -> AttentionBatch:
         decodes=int(row < batch.decodes),
         memo={},
     )
+
+
+def over_seeds(count: int, check: Callable[[int], None]) -> None:
+    """Check seeds 0, 1, ...; the first that fails is named in its error."""
+    for seed in range(count):
+        try:
+            check(seed)
+        except Exception as error:
+            error.add_note(f"Seed {seed} of {count} failed; call the same check with this seed alone to replay it.")
+            raise
+
+
+def with_threads(threads: int, work: Callable[[], Tensor]) -> Tensor:
+    """What `work` gives with so many threads of torch's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return work()
+    finally:
+        torch.set_num_threads(before)
