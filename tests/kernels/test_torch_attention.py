@@ -13,7 +13,8 @@ from kveik.kernels import torch_attention
 from kveik.kernels.kv_types import FP8_E4M3, FP8_E5M2, INT8, KvType, parts, plain, quantise
 from tests.kernels import reference
 from tests.kernels.reference import IN_FLOAT32, TORCH_BFLOAT16, Right
-from tests.kernels.worlds import LAYER, LAYERS, Shape, World, alone, over_seeds, world
+from tests.kernels.worlds import LAYER, LAYERS, Shape, World, alone, world
+from tests.seeds import over_seeds
 
 QUANTISED = [INT8, FP8_E4M3, FP8_E5M2]
 by_type = pytest.mark.parametrize("kv_type", QUANTISED, ids=lambda one: one.name)
@@ -48,11 +49,8 @@ def assert_equals_reference(made: World, kv_type: KvType, soft_cap: float | None
 
 
 @by_type
-def test_random_steps_equal_the_reference_over_what_is_stored(kv_type: KvType) -> None:
-    over_seeds(12, lambda seed: random_step(kv_type, seed))
-
-
-def random_step(kv_type: KvType, seed: int) -> None:
+@over_seeds(12)
+def test_random_steps_equal_the_reference_over_what_is_stored(kv_type: KvType, seed: int) -> None:
     chance = random.Random(seed)
     shape = Shape(
         kv_heads=chance.choice([1, 2, 3, 6]),
@@ -114,6 +112,7 @@ def test_rows_give_the_same_alone_as_together(kv_type: KvType) -> None:
         part = slice(int(made.batch.query_starts[row]), int(made.batch.query_starts[row + 1]))
         own = torch_attention.attend(made.queries[part], made.cache, alone(made, row), scale=0.3, soft_cap=None)
         answer.of(part).assert_near(own)
+        answer.of(part).assert_alike(own, together[part])
 
 
 @by_type
@@ -123,7 +122,7 @@ def test_storage_of_a_single_block_is_read_and_written(kv_type: KvType) -> None:
     batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slots=torch.arange(5), memo={})
     torch_attention.write(single[:, LAYER], made.keys, made.values, batch)
     found = torch_attention.attend(made.queries, single[:, LAYER], batch, scale=0.3, soft_cap=None)
-    attended(made)
+    assert torch.equal(found, attended(made))
     right(made, kv_type).assert_near(found)
 
 

@@ -111,16 +111,6 @@ def alone(world: World, row: int) -> AttentionBatch:
     )
 
 
-def over_seeds(count: int, check: Callable[[int], None]) -> None:
-    """Check seeds 0, 1, ...; the first that fails is named in its error."""
-    for seed in range(count):
-        try:
-            check(seed)
-        except Exception as error:
-            error.add_note(f"Seed {seed} of {count} failed; call the same check with this seed alone to replay it.")
-            raise
-
-
 def with_threads(threads: int, work: Callable[[], Tensor]) -> Tensor:
     """What `work` gives with so many threads of torch's."""
     before = torch.get_num_threads()
