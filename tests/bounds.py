@@ -73,3 +73,42 @@ def assert_within(found: Tensor, right: Tensor, allowed: Tensor | float) -> None
             f"{int((share > 1).sum())} of {share.numel()} elements are beyond their bound, the worst {found.flatten()[at]:.9g}"
             f" instead of {right.flatten()[at]:.9g}, where {allowed.flatten()[at]:.3g} is allowed"
         )
+
+
+SUMS_PER_LAYER = 7
+"""Of a decoder, one behind the other or side by side: query with key and value, scores, values, output, gate with up, down."""
+
+LANES = 8
+"""In which a sum of torch's runs at the least."""
+
+
+def logits_error(layers: int, width: int) -> float:
+    """The length of the difference between two float32 decoders' logits, relative to theirs.
+
+    An estimate, where terms have either sign: a sum of `width` terms, the longest, is off by the root of that many units,
+    normalisation and residuals hand the error on as it is, and those of all sums of both decoders are independent.
+    """
+    return math.sqrt(2 * SUMS_PER_LAYER * layers * width) * FLOAT32
+
+
+def logits_bound(right: Tensor, layers: int, width: int) -> Tensor:
+    """Of each logit, [tokens, 1]: its token's share of that length."""
+    return CONFIDENCE * logits_error(layers, width) * right.double().square().mean(-1, keepdim=True).sqrt()
+
+
+def assert_likeliest(chosen: Tensor, right: Tensor, allowed: Tensor) -> None:
+    """Tokens [tokens] that are the likeliest by logits which are off by `allowed` [tokens, 1] at most."""
+    behind = right.amax(-1, keepdim=True) - right.gather(-1, chosen[:, None])
+    assert (behind <= 2 * allowed).all(), f"token {int(behind.argmax())} is behind the likeliest by {float(behind.max()):.3g}"
+
+
+def log_norm_bound(values: Tensor) -> Tensor:
+    """Of the logarithm of a sum of exponentials, and so of log-probabilities beside their own rounding: [rows, n] -> [rows, 1].
+
+    An exponential's error is its argument's and its own. Terms are positive, and lanes hold an equal part of the sum each.
+    """
+    values = values.double()
+    apart = values.amax(-1, keepdim=True) - values
+    exponentials = (values.softmax(-1) * (apart + LIBRARY)).nan_to_num(0).sum(-1, keepdim=True)
+    lanes = math.sqrt(values.shape[-1] / LANES**2 + LANES)
+    return FLOAT32 * (exponentials + CONFIDENCE * lanes + LIBRARY)
