@@ -16,8 +16,8 @@ from kveik.cache.layout import LayerGroup
 from kveik.device.device import PoolMemory
 from kveik.kernels.attention import AttentionBatch
 from kveik.kernels.kv_types import KvType
-from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
+from kveik.model.step_batch import StepBatch
 from kveik.request.request import TokenLogprob
 from kveik.sample.sampler import Sampler, prompt_logprobs
 from kveik.sample.verify import accepted

@@ -19,10 +19,10 @@ from kveik.kernels.attention import AttentionBatch
 from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
 from kveik.machine.allocator import resident_bytes
 from kveik.machine.limits import ThreadPlan, bf16_support, cpu_threads, memory_available
-from kveik.model.batch import StepBatch
 from kveik.model.choice import chosen, no_blocks_because, no_kernels_because
 from kveik.model.decoder import Decoder, Quantization
 from kveik.model.spec import ModelSpec
+from kveik.model.step_batch import StepBatch
 from kveik.model.tensors import tensor_shapes
 from kveik.model.weights import ModelFile
 from kveik.offload.writer import STAGING_BYTES

@@ -11,7 +11,7 @@ import torch
 
 from kveik.cache.layout import LayerGroup
 from kveik.engine.executor import ModelExecutor
-from kveik.model.batch import StepBatch
+from kveik.model.step_batch import StepBatch
 from kveik.sample.sampler import Sampler
 from kveik.schedule.plan import StepOutcome, StepPlan
 from tests.schedule.making import Desk, desk

@@ -1,4 +1,4 @@
-"""kveik plan: the arithmetic of a model on this machine, before any memory is taken."""
+"""Command `kveik plan`: the memory that a model needs on this machine, computed before any is taken."""
 
 from __future__ import annotations
 
