@@ -43,6 +43,14 @@ def test_files_that_pages_name_exist() -> None:
     assert_none(name for page in PAGES for name in missing_from(page))
 
 
+def test_the_glossary_has_twenty_terms_at_most_and_is_found() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", text_of(ROOT / "docs" / "GLOSSARY.md"), re.MULTILINE)
+    terms = [row for row in rows if row not in ("term", "---")]
+    assert 10 <= len(terms) <= 20, terms
+    assert "](docs/GLOSSARY.md)" in text_of(ROOT / "README.md")
+    assert "](GLOSSARY.md)" in text_of(ROOT / "docs" / "ARCHITECTURE.md")
+
+
 def test_the_licence_is_the_one_that_the_package_names() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text
