@@ -176,7 +176,9 @@ class CacheConfig:
         )
         for name, tier, flags in wanted:
             if not tier and (value := getattr(self, name)) is not None:
-                raise BadValue(f"{_flag(name)} is {value}; it has no effect without {flags}. Give that too.", param=name)
+                raise BadValue(
+                    f"{_flag(name)} is {value}; it has no effect without {flags}. Add one, or leave it out.", param=name
+                )
 
     def _check_below(self) -> None:
         fraction = self.hybrid_kv_cache_fraction

@@ -1,4 +1,4 @@
-"""How much memory a model's weights will take, before they are loaded: as `model.decoder.load_decoder` will keep them."""
+"""Expected memory of a model's weights before they are loaded, in the layout of `model.decoder.load_decoder`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kveik.model.decoder import Quantization
 from kveik.model.weights import ModelFile
 
 INT8_GROUP_BYTES, INT8_GROUP = 34, 32
-"""32 weights of 8 bits and their scale."""
+"""Bytes of a group of 32 8-bit weights with its scale, and weights per group."""
 
 
 def quantization_of(config: EngineConfig) -> Quantization:
-    """Who asks for float32 asks for its precision: auto then leaves the activations alone."""
+    """Returns the configured quantization. With --dtype float32, auto keeps activations in full precision."""
     asked = config.model.quantization
     return "bf16" if asked == "auto" and config.model.dtype == "float32" else asked
 
 
 def expected_weight_bytes(config: EngineConfig, file: ModelFile, root: Path = ROOT) -> int:
-    """Bytes in the layout that the decoder will choose."""
+    """Returns the bytes in the layout that the decoder will choose."""
     asked, blocks = quantization_of(config), file.block_bytes
     if blocks is not None and (chosen(file).blocks if asked == "auto" else asked == "w4a8" and no_blocks_because(file) is None):
         return blocks

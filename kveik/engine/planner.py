@@ -1,4 +1,4 @@
-"""What a model will take on this machine, worked out before any of it is taken."""
+"""Plan of arithmetic, threads and memory for a model on this machine, made before any memory is allocated."""
 
 from __future__ import annotations
 

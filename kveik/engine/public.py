@@ -1,4 +1,4 @@
-"""Reads the files with beginnings of prompts that all tenants may share, as the tokens that requests will have."""
+"""Reads the files of --public-prefix as the tokens that requests will have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kveik.text.tokenizer import Tokenizer
 
 
 def public_tokens(files: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None) -> list[tuple[int, ...]]:
-    """One beginning per file. Raises BadValue, with the file's name, where it holds none.
+    """Returns one prefix per file. Raises BadValue, with the file's name, where it is malformed.
 
     .json: a list of token ids, or a list of chat messages, which the model's template writes; anything else is text, as a
     completion's prompt is. What a tokenizer makes of the very end may depend on what follows; such a token is not shared.
@@ -32,7 +32,7 @@ def _read(path: Path, tokenizer: Tokenizer, template: ChatTemplate | None) -> Se
 
 
 def _of_json(content: object, tokenizer: Tokenizer, template: ChatTemplate | None) -> Sequence[int]:
-    """Raises ValueError where it is neither ids nor messages."""
+    """Returns the tokens. Raises ValueError where the content is neither ids nor messages."""
     if not isinstance(content, list):
         raise ValueError("it must be a list of token ids or of messages.")
     if all(type(token) is int and 0 <= token < tokenizer.vocab_size for token in content):

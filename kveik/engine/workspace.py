@@ -1,4 +1,4 @@
-"""How much memory a step takes beside weights and blocks: measured by running one."""
+"""Memory of a step beside weights and blocks, measured by running one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
 
 PROBE_TOKENS = 64
-"""Tokens of the measured step; what it takes grows with them, so it is scaled up to a full step's."""
+"""Tokens of the measured step. Its memory grows with them, so it is scaled up to a full step."""
 
 PROBE_BLOCK_SIZE = 16
 
 
 def measured_activation_bytes(decoder: Decoder, plan: ModelPlan) -> int | None:
-    """Bytes that a step of `plan.max_chunk` tokens takes at its peak; None where the kernel does not tell."""
+    """Returns the peak bytes of a step of `plan.max_chunk` tokens; None where the kernel does not report them."""
     tokens = min(PROBE_TOKENS, plan.max_chunk, plan.max_model_len)
     layouts = block_layouts(decoder.spec, PROBE_BLOCK_SIZE, plan.kv_type)
     blocks = blocks_for(tokens, PROBE_BLOCK_SIZE)
     storage = BlockStorage(layouts, [blocks] * len(layouts), plan.kv_type.storage)
     batch = _batch(decoder, plan.kv_type, tokens, blocks)
-    if not _forget_peak():
+    if not _reset_peak():
         return None
     before = _status_bytes("VmRSS")
     with torch.inference_mode():
@@ -37,7 +37,7 @@ def measured_activation_bytes(decoder: Decoder, plan: ModelPlan) -> int | None:
 
 
 def _batch(decoder: Decoder, kv_type: KvType, tokens: int, blocks: int) -> StepBatch:
-    """One cold prompt of `tokens` tokens."""
+    """Returns the batch of one cold prompt of `tokens` tokens."""
     positions = torch.arange(tokens)
     groups = tuple(
         AttentionBatch(
@@ -57,8 +57,8 @@ def _batch(decoder: Decoder, kv_type: KvType, tokens: int, blocks: int) -> StepB
     )
 
 
-def _forget_peak() -> bool:
-    """Let VmHWM start again from what is resident now."""
+def _reset_peak() -> bool:
+    """Set VmHWM to the resident memory of now."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:

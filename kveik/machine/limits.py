@@ -106,8 +106,8 @@ def cpu_threads(
     if threads is not None:
         return ThreadPlan(threads, cpus, cores, quota, quota_group, "--threads")
     if from_environment is not None:
-        asked = from_environment if from_environment > len(cpus) else None
-        return ThreadPlan(min(from_environment, len(cpus)), cpus, cores, quota, quota_group, "OMP_NUM_THREADS", asked)
+        requested = from_environment if from_environment > len(cpus) else None
+        return ThreadPlan(min(from_environment, len(cpus)), cpus, cores, quota, quota_group, "OMP_NUM_THREADS", requested)
     return ThreadPlan(max(1, least), cpus, cores, quota, quota_group)
 
 
