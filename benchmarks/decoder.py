@@ -18,8 +18,8 @@ import torch
 from benchmarks.command import run
 from kveik.cache.layout import blocks_for
 from kveik.kernels.attention import AttentionBatch
-from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder, load_decoder
+from kveik.model.step_batch import StepBatch
 from kveik.model.weights import open_model
 
 PROMPT, NEW = 32, 64

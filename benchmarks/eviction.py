@@ -24,8 +24,7 @@ from benchmarks.pages import table, write_section
 from benchmarks.traces import agents, cycle
 from kveik.cache.eviction import reuse
 from kveik.cache.eviction.hazard import HazardPolicy
-from kveik.measure.cache_replay import Replay, TraceRequest
-from kveik.measure.trace_replay import BLOCK_TOKENS, Policy, ReplayFigures, ReplaySetting, read_trace, replay
+from kveik.measure.replay import BLOCK_TOKENS, Policy, Replay, ReplayFigures, ReplaySetting, TraceRequest, read_trace, replay
 
 SIZES = (300, 1000, 3000, 10_000, 30_000, 50_000)
 TWO = (1000, 10_000)

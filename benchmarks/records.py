@@ -25,7 +25,7 @@ from benchmarks.pages import publish, table
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.measure.distance import distances
-from kveik.measure.listening import executor_of, read_text
+from kveik.measure.hidden_states import executor_of, read_text
 from kveik.offload.carrier import TierCarrier
 from kveik.offload.manager import OffloadManager
 from kveik.request.request import SamplingParams

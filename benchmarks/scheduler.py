@@ -62,7 +62,7 @@ class NoModel:
         self._hidden = torch.zeros(rows, 1)
         self._tokens = np.full(rows, TOKEN)
 
-    def copy_all(self, copies: object) -> None: ...
+    def copy_blocks(self, copies: object) -> None: ...
 
     def forget(self, sequence_id: int) -> None: ...
 
@@ -100,6 +100,7 @@ def facts_without_model(dtype: str, block_size: int, tiers: tuple[str, ...] = ()
         kv_cache_dtype=dtype,
         block_size=block_size,
         pool_bytes=0,
+        planned_bytes=0,
         tiers=tiers,
     )
 

@@ -6,7 +6,7 @@ import heapq
 import random
 from collections.abc import Iterator
 
-from kveik.measure.cache_replay import TraceRequest
+from kveik.measure.replay import TraceRequest
 
 BLOCK_TOKENS = 512
 

@@ -22,6 +22,7 @@ FLOORS = (
     "model",
     "sample",
     "offload",
+    "device",
     "request",
     "cache",
     "text",

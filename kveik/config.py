@@ -59,11 +59,18 @@ class ModelConfig:
     chat_template: str | None = None
     """File with a Jinja chat template, in place of the model's own."""
 
+    device: str = "cpu"
+    """Device that computes and holds the cache: cpu."""
+
     threads: int | None = None
     """CPU threads for the arithmetic. Default: the least of affinity, cgroup quota and physical cores."""
 
     def __post_init__(self) -> None:
         _at_least(self, max_model_len=1, threads=1)
+        if self.device != "cpu":
+            raise BadValue(
+                f'--device is "{self.device[:40]}"; this version computes on the CPU alone. Use --device cpu.', param="device"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

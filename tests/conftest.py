@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from kveik.kernels import native
 from kveik.model.catalogue import CATALOGUE, fetched_file, pull
 
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# KVEIK_ISA=avx2 pytest ... computes everything with that instruction set.
+native.use_environment()
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,15 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def test_a_device_that_is_not_the_cpu_is_refused_by_name() -> None:
+    for name in ("cuda", "cuda:0", "gpu", "mps", "xpu", "auto", "CPU", ""):
+        with pytest.raises(BadValue) as refused:
+            ModelConfig(device=name)
+        assert refused.value.message == (f'--device is "{name}"; this version computes on the CPU alone. Use --device cpu.')
+        assert refused.value.param == "device"
+    assert ModelConfig(device="cpu").device == ModelConfig().device
+
+
 @pytest.mark.parametrize("name", ["kv_disk", "kv_remote"])
 def test_a_tier_without_a_place_is_refused(name: str) -> None:
     flag = "--" + name.replace("_", "-")

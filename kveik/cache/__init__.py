@@ -1,1 +1,1 @@
-"""Which sequence holds which cache block, and which content can be found again. Pure but for `storage`."""
+"""Which sequence holds which cache block, and which content can be found again. Pure."""

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from kveik.cli.start import say, show
 from kveik.clock import SystemClock
-from kveik.measure.trace_replay import ReplayFigures, ReplaySetting, read_trace
-from kveik.measure.trace_replay import replay as replay_once
+from kveik.measure.replay import ReplayFigures, ReplaySetting, read_trace
+from kveik.measure.replay import replay as replay_once
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_folder import KV_FOLDER
 from kveik.offload.stores.disk_offline import clear_folder, is_empty, store_at

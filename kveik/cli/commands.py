@@ -116,7 +116,7 @@ what would, and ends with exit code 1.
 
 A model that is not here yet is fetched first, as the other commands do; `kveik models` tells which are here, and how large the
 others are.""",
-        "kveik.cli.plan:plan",
+        "kveik.cli.plan_command:plan",
         slices=ENGINE,
     ),
     "cache replay": Command(

@@ -1,4 +1,4 @@
-"""kveik evaluate: the quality of a configuration against a baseline."""
+"""Command `kveik evaluate`: the quality of a configuration against a baseline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from kveik.cli.options import Settings
 from kveik.cli.start import interruptible, show
 from kveik.config import EngineConfig
 from kveik.errors import BadValue
-from kveik.measure.evaluate import EvaluationProgress, Task
-from kveik.measure.evaluate import evaluate as measure
-from kveik.measure.evaluation import Evaluation
-from kveik.measure.verdict import quality_sentence, sampling_sentence
+from kveik.measure.quality import Task
+from kveik.measure.quality import evaluate as measure
+from kveik.measure.verdict import Evaluation, quality_sentence, sampling_sentence
 from kveik.text.heldout import heldout_text
 from kveik.words import counted
 
@@ -34,7 +33,7 @@ def evaluate(
     tolerance: float,
     as_json: bool,
 ) -> int:
-    """Prints how far the configuration is from the baseline. 1: perplexity rises by more than `tolerance`."""
+    """Prints the distance of the configuration from the baseline. Returns 1 if perplexity rises by more than `tolerance`."""
     read = heldout_text(text)
     try:
         task = Task(text=read, tokens=tokens, context=context, prompts=prompts, tolerance_percent=tolerance)
@@ -72,22 +71,14 @@ class EvaluationDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, progress: EvaluationProgress) -> None:
-        """Take in one report."""
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Shows one report; `total` is 0 until the text has been cut into tokens."""
         if self._console.is_terminal:
-            # How much there is to do is known once the text has been cut into tokens.
-            known = progress.total > 0
-            count = f"{progress.done:,} of {counted(progress.total, 'token', ',')}" if known else ""
-            self._bar.update(
-                self._row,
-                description=progress.stage,
-                completed=progress.done,
-                total=progress.total if known else None,
-                count=count,
-            )
-        elif progress.stage != self._said:
-            self._said = progress.stage
-            self._console.print(progress.stage, style="dim", highlight=False, soft_wrap=True)
+            count = f"{done:,} of {counted(total, 'token', ',')}" if total else ""
+            self._bar.update(self._row, description=stage, completed=done, total=total or None, count=count)
+        elif stage != self._said:
+            self._said = stage
+            self._console.print(stage, style="dim", highlight=False, soft_wrap=True)
 
 
 def _print_json(found: Evaluation) -> None:
@@ -96,7 +87,7 @@ def _print_json(found: Evaluation) -> None:
 
 
 def _strict(value: object) -> object:
-    """The same without numbers that JSON cannot write: null in place of an infinity or NaN."""
+    """Returns the value with null in place of an infinity or NaN, which JSON cannot write."""
     match value:
         case float() if not math.isfinite(value):
             return None
@@ -111,8 +102,7 @@ def _print(found: Evaluation) -> None:
     console = Console()
     console.print(
         f"{found.model} on {found.origin}: {counted(found.tokens, 'token', ',')} foretold, in "
-        f"{counted(found.windows, 'window')} of up to "
-        f"{found.context:,}, computed {found.chunk} at a time",
+        f"{counted(found.windows, 'window')} of up to {found.context:,}, computed {found.chunk} at a time",
         highlight=False,
         soft_wrap=True,
     )

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from kveik.cache.evictor import leading
 from kveik.cache.kv_cache_manager import KVCacheManager
+from kveik.cache.layout import blocks_for
 from kveik.cache.public_prefixes import PublicPrefixes
-from kveik.cache.storage import BlockStorage
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
+from kveik.device.cpu import CpuDevice
+from kveik.device.device import Device
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import Shares, eviction_policy, tier_setting
 from kveik.engine.executor import ModelExecutor
-from kveik.engine.expected import expected_weight_bytes, quantization_of
-from kveik.engine.planner import ROOT, ModelPlan, dtype_name, logits_bytes, memory_for_process, plan_model
-from kveik.engine.public import public_tokens
+from kveik.engine.planner import (
+    ROOT,
+    ModelPlan,
+    dtype_name,
+    expected_weight_bytes,
+    logits_bytes,
+    measured_activation_bytes,
+    memory_for_process,
+    plan_model,
+    quantization_of,
+)
 from kveik.engine.record import Recorder
-from kveik.engine.workspace import measured_activation_bytes
-from kveik.errors import BadValue, ModelBroken, Unreachable
-from kveik.kernels import native
+from kveik.errors import BadValue, ModelBroken, Refused, Unreachable
 from kveik.machine.allocator import resident_bytes, return_free_memory
-from kveik.machine.huge_pages import bytes_on_huge_pages, collapse_onto_huge_pages
-from kveik.machine.prefault import first_bytes, prefault
 from kveik.model.catalogue import find_model
 from kveik.model.decoder import Decoder, load_decoder
 from kveik.model.spec import ModelSpec
@@ -37,13 +42,19 @@ from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.observe.tiers import log_tiers
-from kveik.offload.carrier import PoolMemory
 from kveik.offload.open_tiers import check_tiers, open_tiers, plan_tiers
 from kveik.offload.protocol import Offload
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
 from kveik.schedule.step_cost import StepCost
-from kveik.text.chat_template import ChatTemplate, TemplateSources, chat_template_from_folder, chat_template_from_gguf
+from kveik.text.chat_template import (
+    ChatTemplate,
+    Message,
+    TemplateSources,
+    chat_template_from_folder,
+    chat_template_from_gguf,
+    chat_tokens,
+)
 from kveik.text.gguf_vocabulary import tokenizer_from_gguf
 from kveik.text.tokenizer import Tokenizer, tokenizer_from_folder
 from kveik.words import counted
@@ -55,12 +66,34 @@ CLOSE_SECONDS = 30.0
 
 Report = Callable[[str], None]
 
+DEVICES: dict[str, Callable[[], Device]] = {"cpu": CpuDevice}
+"""Values of --device."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, with its text and the plan of its memory."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_ids: frozenset[int]
+    public: PublicPrefixes
+    fingerprint: bytes
+    plan: ModelPlan
+
+    @property
+    def kv_dtype(self) -> str:
+        """Keys and values depend on the arithmetic that made them, not only on how they are stored."""
+        return f"{self.plan.kv_type.name} of {self.decoder.arithmetic}"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """An engine with all that its faces need to know of it."""
 
     engine: Engine
+    device: Device
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     plan: ModelPlan
@@ -97,6 +130,7 @@ class LoadedEngine:
             self.engine.scheduler.check()
         finally:
             self.engine.offload.retire(self.engine.clock.now(), seconds)
+            self.device.close()
 
 
 def open_engine(
@@ -110,12 +144,19 @@ def open_engine(
     if path is None:
         raise Unreachable(f"The model '{config.model.model}' is not here; fetch it with: kveik pull {config.model.model}")
     check_tiers(config.cache)
-    native.use_environment()
+    device = DEVICES[config.model.device]()
+    model = _load_model(config, path, device)
+    for line in (*model.plan.lines(), *device.describe(), model.decoder.described):
+        report(line)
+    return _join(config, device, model, clock or SystemClock(), shares, report)
+
+
+def _load_model(config: EngineConfig, path: Path, device: Device) -> LoadedModel:
     available = memory_for_process(ROOT)
     file = open_model(path)
     weights = expected_weight_bytes(config, file)
     first_plan = plan_model(config, file.spec, available_bytes=available, weight_bytes=weights)
-    set_threads(first_plan.threads.threads)
+    device.use_threads(first_plan.threads.threads)
     with ThreadPoolExecutor(1) as aside:
         # Hashing leaves the interpreter's lock to whoever reads the vocabulary meanwhile.
         hashing = aside.submit(file.fingerprint)
@@ -124,38 +165,9 @@ def open_engine(
     check_vocabulary(tokenizer, file.spec)
     public = PublicPrefixes(public_tokens(config.cache.public_prefix, tokenizer, template), config.cache.block_size)
     decoder = load_decoder(file, first_plan.dtype, quantization_of(config))
-    # Before the heap moves onto huge pages, which would make its free parts resident again.
-    return_free_memory()
-    huge = _on_huge_pages(decoder)
-    plan = _plan_again(config, first_plan, decoder, available)
-    for line in plan.lines():
-        report(line)
-    report(native.described())
-    report(decoder.described)
-    report(f"{huge >> 20} MiB of the process on huge pages" if huge else "no huge pages: decoding is some percent slower")
-    clock = clock or SystemClock()
-    setting = tier_setting(config, plan, fingerprint, _kv_dtype(decoder, plan), shares)
-    kv_cache = _kv_cache(config, fingerprint, decoder, plan, shares, public, record_facts=bool(plan_tiers(setting)))
-    memory, step_cost, bus = plan.memory, StepCost(), EventBus()
-    storage = BlockStorage(memory.layouts, memory.blocks, plan.kv_type.storage)
-    offload = open_tiers(setting, kv_cache, step_cost, PoolMemory(storage.tensors), clock, report=report, publish=bus.publish)
-    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, tokenizer.eos_ids | file.eos_ids, offload)
-    prefault(storage.tensors, first_bytes(storage.tensors, config.cache.block_size, plan.max_model_len))
-    metrics = _metrics(config, plan, decoder, bus, offload)
-    executor = _executor(config, plan, decoder, tokenizer, file, kv_cache, storage)
-    engine = _join(scheduler, executor, clock, bus, step_cost, seed=config.stream.seed)
-    return LoadedEngine(engine, tokenizer, template, plan, config, bus, metrics, fingerprint, decoder.arithmetic)
-
-
-def _on_huge_pages(decoder: Decoder) -> int:
-    """Bytes that lie there once it is seen to it; native weights were put there as they were packed."""
-    huge = bytes_on_huge_pages()
-    return huge if huge > 0.8 * decoder.weight_bytes else collapse_onto_huge_pages()
-
-
-def set_threads(threads: int) -> None:
-    """Threads of torch's arithmetic, for the whole process; they are the only ones that compute."""
-    torch.set_num_threads(threads)
+    device.keep_weights(decoder.weight_bytes)
+    plan = _plan_again(config, first_plan, device, decoder, available)
+    return LoadedModel(decoder, tokenizer, template, tokenizer.eos_ids | file.eos_ids, public, fingerprint, plan)
 
 
 def open_text(config: EngineConfig, file: ModelFile) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -177,6 +189,40 @@ def _read_template(path: Path) -> str:
         raise BadValue(f"The file of --chat-template cannot be read: {error}.", param="chat_template") from error
 
 
+def public_tokens(files: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate | None) -> list[tuple[int, ...]]:
+    """One beginning per file. Raises BadValue, with the file's name, where it holds none.
+
+    .json: a list of token ids, or a list of chat messages, which the model's template writes; anything else is text, as a
+    completion's prompt is. What a tokenizer makes of the very end may depend on what follows; such a token is not shared.
+    """
+    return [tuple(_read_public(Path(name), tokenizer, template)) for name in files]
+
+
+def _read_public(path: Path, tokenizer: Tokenizer, template: ChatTemplate | None) -> Sequence[int]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tokens = _public_json(json.loads(text), tokenizer, template) if path.suffix == ".json" else tokenizer.encode(text)
+    except (OSError, ValueError, Refused) as error:
+        raise BadValue(f"The file {path} of --public-prefix cannot be read: {error}", param="public_prefix") from error
+    if not tokens:
+        raise BadValue(f"The file {path} of --public-prefix is empty.", param="public_prefix")
+    return tokens
+
+
+def _public_json(content: object, tokenizer: Tokenizer, template: ChatTemplate | None) -> Sequence[int]:
+    """Raises ValueError where it is neither ids nor messages."""
+    if not isinstance(content, list):
+        raise ValueError("it must be a list of token ids or of messages.")
+    if all(type(token) is int and 0 <= token < tokenizer.vocab_size for token in content):
+        return content
+    if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in content):
+        raise ValueError(f"it must be a list of token ids in [0, {tokenizer.vocab_size}) or of messages.")
+    if template is None:
+        raise ValueError("the model has no chat template that could write these messages.")
+    messages: list[Message] = content
+    return chat_tokens(template, tokenizer, messages, add_generation_prompt=False)
+
+
 def check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
     """Raises `ModelBroken` where the tokenizer makes ids that the embedding table does not have."""
     if tokenizer.vocab_size > spec.vocab:
@@ -187,9 +233,9 @@ def check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
         )
 
 
-def _plan_again(config: EngineConfig, first: ModelPlan, decoder: Decoder, available: int) -> ModelPlan:
+def _plan_again(config: EngineConfig, first: ModelPlan, device: Device, decoder: Decoder, available: int) -> ModelPlan:
     """The plan with the weights' true size, a measured step and a measured process in place of the estimates."""
-    measured = measured_activation_bytes(decoder, first)
+    measured = measured_activation_bytes(device, decoder, first)
     workspace = None if measured is None else measured + logits_bytes(config, first.spec)
     return_free_memory()
     return plan_model(
@@ -202,16 +248,8 @@ def _plan_again(config: EngineConfig, first: ModelPlan, decoder: Decoder, availa
     )
 
 
-def _kv_cache(
-    config: EngineConfig,
-    fingerprint: bytes,
-    decoder: Decoder,
-    plan: ModelPlan,
-    shares: Shares | None,
-    public: PublicPrefixes,
-    *,
-    record_facts: bool,
-) -> KVCacheManager:
+def _kv_cache(config: EngineConfig, model: LoadedModel, shares: Shares | None, *, record_facts: bool) -> KVCacheManager:
+    plan = model.plan
     blocks = plan.memory.blocks
     return KVCacheManager(
         plan.spec.groups,
@@ -221,46 +259,22 @@ def _kv_cache(
         max_model_len=plan.max_model_len,
         max_chunk=plan.max_chunk,
         enable_prefix_caching=config.cache.enable_prefix_caching,
-        fingerprint=fingerprint,
-        kv_dtype=_kv_dtype(decoder, plan),
+        fingerprint=model.fingerprint,
+        kv_dtype=model.kv_dtype,
         eviction=eviction_policy(config.cache, blocks[leading(plan.spec.groups)], config.stream.seed, shares),
-        public=public,
+        public=model.public,
         record_facts=record_facts,
     )
 
 
-def _kv_dtype(decoder: Decoder, plan: ModelPlan) -> str:
-    """Keys and values depend on the arithmetic that made them, not only on how they are stored."""
-    return f"{plan.kv_type.name} of {decoder.arithmetic}"
-
-
-def _executor(
-    config: EngineConfig,
-    plan: ModelPlan,
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    file: ModelFile,
-    kv_cache: KVCacheManager,
-    storage: BlockStorage,
-) -> ModelExecutor:
-    return ModelExecutor(
-        decoder,
-        Sampler(plan.spec.vocab, tokenizer.vocab_size, tokenizer.eos_ids | file.eos_ids),
-        storage,
-        plan.spec.groups,
-        config.cache.block_size,
-        plan.kv_type.of_bytes,
-    )
-
-
-def _metrics(config: EngineConfig, plan: ModelPlan, decoder: Decoder, bus: EventBus, offload: Offload) -> Metrics:
+def _metrics(config: EngineConfig, device: Device, model: LoadedModel, bus: EventBus, offload: Offload) -> Metrics:
     """Counts the bus's events from now on; the log tells of tiers."""
-    places = {one.snapshot.name: one.place for one in offload.stats()}
+    plan, places = model.plan, {one.snapshot.name: one.place for one in offload.stats()}
     facts = EngineFacts(
         threads=plan.threads.threads,
         dtype=dtype_name(plan.dtype),
-        arithmetic=decoder.arithmetic,
-        isa=native.isa() or "none",
+        arithmetic=model.decoder.arithmetic,
+        isa=device.isa,
         kv_cache_dtype=plan.kv_type.name,
         block_size=config.cache.block_size,
         pool_bytes=plan.memory.cache_bytes,
@@ -274,11 +288,24 @@ def _metrics(config: EngineConfig, plan: ModelPlan, decoder: Decoder, bus: Event
 
 
 def _join(
-    scheduler: Scheduler, executor: ModelExecutor, clock: Clock, bus: EventBus, step_cost: StepCost, *, seed: int
-) -> Engine:
+    config: EngineConfig, device: Device, model: LoadedModel, clock: Clock, shares: Shares | None, report: Report
+) -> LoadedEngine:
+    plan, decoder, tokenizer, block_size = model.plan, model.decoder, model.tokenizer, config.cache.block_size
+    step_cost, bus = StepCost(), EventBus()
+    setting = tier_setting(config, plan, model.fingerprint, model.kv_dtype, shares)
+    kv_cache = _kv_cache(config, model, shares, record_facts=bool(plan_tiers(setting)))
+    ready = blocks_for(plan.max_model_len, block_size)
+    memory = device.allocate(plan.memory.layouts, plan.memory.blocks, plan.kv_type.storage, ready=ready)
+    offload = open_tiers(setting, kv_cache, step_cost, memory, clock, report=report, publish=bus.publish)
+    scheduler = Scheduler(kv_cache, config.schedule, plan.max_model_len, model.eos_ids, offload)
+    metrics = _metrics(config, device, model, bus, offload)
+    sampler = Sampler(plan.spec.vocab, tokenizer.vocab_size, model.eos_ids)
+    executor = ModelExecutor(decoder, sampler, memory, plan.spec.groups, block_size, plan.kv_type.of_bytes)
     recorder = Recorder(bus, scheduler)
     # A gauge that appears with the first request only looks as if something had been wrong before it.
     recorder.idled()
-    engine = Engine(scheduler, executor, clock, recorder, seed=seed, step_cost=step_cost)
+    engine = Engine(scheduler, executor, clock, recorder, seed=config.stream.seed, step_cost=step_cost)
     engine.offload.start()
-    return engine
+    return LoadedEngine(
+        engine, device, tokenizer, model.chat_template, plan, config, bus, metrics, model.fingerprint, decoder.arithmetic
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,8 +35,11 @@ class StepReport:
     sequences: tuple[Sequence, ...] = ()
     """[rows] of the plan"""
 
-    news: Items[TokenEvent | None] = ()
-    """[rows]: a row's tokens, its end, or both; None: no news"""
+    singles: Items[int | None] = ()
+    """[rows]: the token of a row that has one; None: `details` has its news, or there are none"""
+
+    details: Mapping[int, TokenEvent] = field(default_factory=dict)
+    """By row, the news of those with more to tell than one token; they go before `singles`."""
 
     admitted: tuple[tuple[int, int], ...] = ()
     """(sequence id, prompt tokens hit in the cache) of sequences admitted for the first time."""
@@ -46,9 +49,12 @@ class StepReport:
     @property
     def events(self) -> Iterator[tuple[Sequence, TokenEvent]]:
         """Rows that have news, in the plan's order."""
-        for sequence, event in zip(self.sequences, self.news, strict=True):
+        for row, (sequence, token) in enumerate(zip(self.sequences, self.singles, strict=True)):
+            event = self.details.get(row)
             if event is not None:
                 yield sequence, event
+            elif token is not None:
+                yield sequence, TokenEvent(sequence.choice, (token,))
 
 
 class Engine:
@@ -156,13 +162,13 @@ class Engine:
         sequences = self._sequences(plan)
         settled = self.scheduler.settle(plan, outcome, now)
         self.recorder.stepped(plan, outcome, settled, self._live, now=now, seconds=now - started)
-        news = _news(sequences, outcome, settled)
+        singles, details = _singles(sequences, outcome, settled), _details(sequences, outcome, settled)
         for finished in settled.finished.values():
             self._retire(finished.sequence_id, finished.reason, now)
         self.step_cost.observe(plan.rows, plan.tokens, plan.pairs, now - started)
         self.offload.carry_out(now)
         cached = tuple((sequence.id, sequence.cached_tokens or 0) for sequence in admitted)
-        return StepReport(sequences, news, cached, outcome.prompt_logprobs)
+        return StepReport(sequences, singles, details, cached, outcome.prompt_logprobs)
 
     def attend(self) -> None:
         """Between steps: process news of tiers, and start their transfers."""
@@ -199,39 +205,34 @@ class Engine:
         sequences = tuple(self._live[sequence_id] for sequence_id in plan.sequence_ids)
         for sequence in sequences:
             self.abort(sequence.id, "error")
-        return StepReport(sequences, [TokenEvent.failed(sequence.choice, StepFailed()) for sequence in sequences])
+        ends = {row: TokenEvent.failed(sequence.choice, StepFailed()) for row, sequence in enumerate(sequences)}
+        return StepReport(sequences, [None] * len(sequences), ends)
 
 
-def _news(sequences: Items[Sequence], outcome: StepOutcome, settled: Settled) -> list[TokenEvent | None]:
-    """Returns each row's tokens and end. Most rows have one token and no end."""
-    tokens = outcome.tokens.tolist()
-    news: list[TokenEvent | None]
-    if len(tokens) == len(sequences) and not outcome.failed and (settled.kept == 1).all():
-        # Positional and by the tuple's own constructor, because a step makes up to a thousand of them.
-        new = tuple.__new__
-        news = [
-            new(TokenEvent, (sequence.choice, (token,), (), None, None, None))
-            for sequence, token in zip(sequences, tokens, strict=True)
-        ]
-    else:
-        starts, kept = outcome.offsets.tolist(), settled.kept.tolist()
-        news = [
-            TokenEvent(sequence.choice, tuple(tokens[start : start + count])) if count else None
-            for sequence, start, count in zip(sequences, starts, kept, strict=False)
-        ]
+def _singles(sequences: Items[Sequence], outcome: StepOutcome, settled: Settled) -> list[int | None]:
+    """[rows]: a row's one token; None where it has none or several."""
+    tokens: list[int | None] = outcome.tokens.tolist()
+    if len(tokens) == len(sequences) == int(settled.kept.sum()) and not outcome.failed:
+        return tokens
+    starts, kept = outcome.offsets.tolist(), settled.kept.tolist()
+    return [tokens[start] if count == 1 else None for start, count in zip(starts, kept, strict=False)]
+
+
+def _details(sequences: Items[Sequence], outcome: StepOutcome, settled: Settled) -> dict[int, TokenEvent]:
+    """The events of rows with more to tell than one token."""
     if outcome.failed:
         ids = ", ".join(sequences[row].request.id for row in sorted(outcome.failed)[:IDS_TOLD])
         logger.error("logits not finite, sequences ended: sequences=%d requests=%s", len(outcome.failed), ids)
     reported = {int(np.searchsorted(outcome.offsets, place, side="right")) - 1 for place in outcome.logprobs}
-    for row in {*settled.finished, *outcome.failed, *reported}:
-        news[row] = _detailed(sequences[row], row, news[row], outcome, settled)
-    return news
+    several = np.flatnonzero(settled.kept > 1).tolist()
+    rows = {*settled.finished, *outcome.failed, *reported, *several}
+    return {row: _detailed(sequences[row], row, outcome, settled) for row in rows}
 
 
-def _detailed(sequence: Sequence, row: int, event: TokenEvent | None, outcome: StepOutcome, settled: Settled) -> TokenEvent:
-    """Returns a row's event with log-probabilities, and with its end."""
-    tokens = () if event is None else event.tokens
+def _detailed(sequence: Sequence, row: int, outcome: StepOutcome, settled: Settled) -> TokenEvent:
+    """A row's tokens with log-probabilities, and with its end."""
     start, finished = int(outcome.offsets[row]), settled.finished.get(row)
+    tokens = tuple(outcome.tokens[start : start + int(settled.kept[row])].tolist())
     logprobs = [outcome.logprobs.get(place) for place in range(start, start + len(tokens))]
     return TokenEvent(
         choice=sequence.choice,

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kveik.cache.layout import LayerGroup
-from kveik.cache.storage import BlockStorage
+from kveik.device.device import PoolMemory
 from kveik.kernels.attention import AttentionBatch
 from kveik.kernels.kv_types import KvType
-from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
+from kveik.model.step_batch import StepBatch
 from kveik.request.request import TokenLogprob
 from kveik.sample.sampler import Sampler, prompt_logprobs
 from kveik.sample.verify import accepted
@@ -70,13 +70,13 @@ class Layout:
 
 
 class ModelExecutor:
-    """The executor over a real decoder and real storage."""
+    """Decoder, sampler and pool memory of one device, joined."""
 
     def __init__(
         self,
         decoder: Decoder,
         sampler: Sampler,
-        storage: BlockStorage,
+        memory: PoolMemory,
         groups: Items[LayerGroup],
         block_size: int,
         kv_type: KvType | None = None,
@@ -84,7 +84,7 @@ class ModelExecutor:
         """`kv_type`: as in `AttentionBatch`."""
         self.decoder = decoder
         self.sampler = sampler
-        self.storage = storage
+        self.memory = memory
         self.groups = groups
         self.block_size = block_size
         self.kv_type = kv_type
@@ -93,7 +93,7 @@ class ModelExecutor:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         assert self._launched is None, "a plan is launched before the outcome of the one before it was collected"
-        self.storage.copy_all(plan.copies)
+        self.memory.copy_blocks(plan.copies)
         for sequence_id in plan.ended:
             self.sampler.forget(sequence_id)
         if not plan.empty:
@@ -104,7 +104,7 @@ class ModelExecutor:
     def collect(self) -> StepOutcome:
         assert self._launched is not None, "nothing is launched"
         (plan, layout, batch), self._launched = self._launched, None
-        hidden = self.decoder.forward(batch, self.storage.tensors)
+        hidden = self.decoder.forward(batch, self.memory.tensors)
         if not plan.prompt_targets:
             return self._sample(plan, hidden)
         places = np.searchsorted(layout.wanted, layout.samples)
@@ -137,6 +137,12 @@ class ModelExecutor:
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> StepOutcome:
         logits = plan.logits
+        if len(hidden) == plan.rows == plan.tokens:
+            # One token of every row, and one for it: the most frequent step.
+            choices = self.sampler.choose(self.decoder.logits(hidden), plan.sampling)
+            if not choices.failed:
+                return StepOutcome(choices.tokens, np.arange(plan.rows + 1), frozenset(), choices.logprobs)
+            return _verified(choices.tokens, np.arange(plan.rows + 1), {}, choices.failed, choices.logprobs)
         starts = np.concatenate(([0], np.cumsum(logits)))
         if not len(hidden):
             return StepOutcome(offsets=starts)
@@ -181,7 +187,7 @@ def _layout(plan: StepPlan) -> Layout:
         positions = np.arange(plan.tokens) + np.repeat(plan.starts - starts[:-1], counts)
         token_rows = np.repeat(rows, counts)
         decodes = int(np.argmax(counts > 1)) if (counts > 1).any() else plan.rows
-    samples = _last_tokens(starts[1:], plan.logits)
+    samples = np.flatnonzero(plan.logits) if plan.tokens == plan.rows else _last_tokens(starts[1:], plan.logits)
     wanted = samples
     if plan.prompt_targets:
         scored = [starts[row] + np.arange(len(targets.tokens)) for row, targets in plan.prompt_targets.items()]

@@ -23,6 +23,7 @@ from kveik.engine.stream import Occupancy, RequestStream, TokenEvent
 from kveik.errors import BadValue, EngineStopped, Overloaded
 from kveik.offload.mailbox import Nudge
 from kveik.request.request import Request
+from kveik.request.sequence import Sequence
 from kveik.text.tokenizer import Tokenizer
 from kveik.words import counted
 
@@ -76,6 +77,7 @@ class EngineLoop:
         self._sequences: dict[RequestStream, dict[int, int]] = {}
         """stream -> choice -> sequence id; the inverse of `_streams`."""
         self._woken: set[RequestStream] = set()
+        self._rows: tuple[tuple[Sequence, ...], list[RequestStream]] = ((), [])
         self._idle_check_due = 0.0
         self._thread = threading.Thread(target=self._run, name="kveik-step", daemon=True)
 
@@ -250,17 +252,26 @@ class EngineLoop:
                 stream.put_admission(cached)
         for part in report.prompt_logprobs:
             self._streams[part.sequence_id][0].put_prompt_logprobs(part.start, part.entries)
-        streams, woken = self._streams, self._woken
-        for sequence, event in zip(report.sequences, report.news, strict=True):
-            # Without an entry, an earlier event has ended the stream, and all its sequences.
-            if event is None or (entry := streams.get(sequence.id)) is None:
-                continue
-            stream = entry[0]
-            woken.add(stream)
-            if not stream.put(event):
+        rows, details = self._rows_of(report), report.details
+        self._woken.update(rows)
+        for row, (stream, token) in enumerate(zip(rows, report.singles, strict=True)):
+            if row in details:
+                self._put(report.sequences[row], stream, details[row])
+            elif token is not None and not stream.put_token(report.sequences[row].choice, token):
                 self._overrun(stream)
-            elif event.finish_reason is not None:
-                self._remove(sequence.id)
+
+    def _put(self, sequence: Sequence, stream: RequestStream, event: TokenEvent) -> None:
+        if not stream.put(event):
+            self._overrun(stream)
+        elif event.finish_reason is not None and sequence.id in self._streams:
+            # Without an entry, a row before this one has ended the stream.
+            self._remove(sequence.id)
+
+    def _rows_of(self, report: StepReport) -> list[RequestStream]:
+        """The stream of each row; mostly the rows are those of the step before."""
+        if report.sequences is not self._rows[0]:
+            self._rows = (report.sequences, [self._streams[sequence.id][0] for sequence in report.sequences])
+        return self._rows[1]
 
     def _overrun(self, stream: RequestStream) -> None:
         self._engine.recorder.overrun(stream.request)

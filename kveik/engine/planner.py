@@ -1,4 +1,4 @@
-"""Plan of arithmetic, threads and memory for a model on this machine, made before any memory is allocated."""
+"""Plan of a model on this machine: arithmetic, threads, memory; estimated from the file, then measured by a step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from typing import Literal
 
 import torch
 
-from kveik.cache.layout import BlockLayout
+from kveik.cache.layout import BlockLayout, blocks_for
 from kveik.cache.memory_plan import MemoryPlan, plan_memory
 from kveik.config import KV_ALIASES, CacheConfig, EngineConfig, ScheduleConfig
+from kveik.device.device import Device
 from kveik.errors import BadValue, DoesNotFit
+from kveik.kernels.attention import AttentionBatch
 from kveik.kernels.kv_types import HEAD_DIM_MULTIPLE, KV_TYPES, KvType
 from kveik.machine.allocator import resident_bytes
 from kveik.machine.limits import ThreadPlan, bf16_support, cpu_threads, memory_available
+from kveik.model.choice import chosen, no_blocks_because, no_kernels_because
+from kveik.model.decoder import Decoder, Quantization
 from kveik.model.spec import ModelSpec
+from kveik.model.step_batch import StepBatch
 from kveik.model.tensors import tensor_shapes
+from kveik.model.weights import ModelFile
 from kveik.offload.writer import STAGING_BYTES
 from kveik.words import counted
 
@@ -34,6 +40,14 @@ SERVING_BYTES = 96 << 20
 
 VOCABULARY_BYTES = 1200
 """Per token: the tokenizer's tables."""
+
+INT8_GROUP_BYTES, INT8_GROUP = 34, 32
+"""32 weights of 8 bits and their scale."""
+
+PROBE_TOKENS = 64
+"""Tokens of the measured step. Its memory grows with them, so it is scaled up to a full step's."""
+
+PROBE_BLOCK_SIZE = 16
 
 DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -192,6 +206,55 @@ def estimated_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     if spec.tied and dtype is torch.bfloat16:
         values += spec.vocab * spec.hidden
     return values * dtype.itemsize
+
+
+def quantization_of(config: EngineConfig) -> Quantization:
+    """--quantization, except that auto leaves activations alone where --dtype asks for the precision of float32."""
+    asked = config.model.quantization
+    return "bf16" if asked == "auto" and config.model.dtype == "float32" else asked
+
+
+def expected_weight_bytes(config: EngineConfig, file: ModelFile, root: Path = ROOT) -> int:
+    """Bytes in the layout that the decoder will choose."""
+    asked, blocks = quantization_of(config), file.block_bytes
+    if blocks is not None and (chosen(file).blocks if asked == "auto" else asked == "w4a8" and no_blocks_because(file) is None):
+        return blocks
+    if asked == "w8a8" and no_kernels_because(file) is None:
+        return weight_values(file.spec) * INT8_GROUP_BYTES // INT8_GROUP
+    return estimated_weight_bytes(file.spec, dtype_of(config.model.dtype, root))
+
+
+def measured_activation_bytes(device: Device, decoder: Decoder, plan: ModelPlan) -> int | None:
+    """Bytes that a step of `plan.max_chunk` tokens takes at its peak; None where the system does not tell."""
+    tokens = min(PROBE_TOKENS, plan.max_chunk, plan.max_model_len)
+    layouts = block_layouts(decoder.spec, PROBE_BLOCK_SIZE, plan.kv_type)
+    blocks = blocks_for(tokens, PROBE_BLOCK_SIZE)
+    memory = device.allocate(layouts, [blocks] * len(layouts), plan.kv_type.storage)
+    batch = _probe(decoder, plan.kv_type, tokens, blocks)
+    with torch.inference_mode():
+        peak = device.peak_bytes(lambda: decoder.logits(decoder.forward(batch, memory.tensors)))
+    return None if peak is None else peak * -(-plan.max_chunk // tokens)
+
+
+def _probe(decoder: Decoder, kv_type: KvType, tokens: int, blocks: int) -> StepBatch:
+    """One cold prompt of `tokens` tokens."""
+    positions = torch.arange(tokens)
+    groups = tuple(
+        AttentionBatch(
+            tables=torch.arange(blocks, dtype=torch.int32)[None],
+            slots=positions.clone(),
+            query_starts=torch.tensor([0, tokens], dtype=torch.int32),
+            contexts=torch.tensor([tokens], dtype=torch.int32),
+            decodes=0,
+            block_size=PROBE_BLOCK_SIZE,
+            window=group.window,
+            kv_type=kv_type.of_bytes,
+        )
+        for group in decoder.spec.groups
+    )
+    return StepBatch(
+        token_ids=positions % decoder.spec.vocab, positions=positions, groups=groups, wanted=torch.tensor([tokens - 1])
+    )
 
 
 def estimated_workspace_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> int:

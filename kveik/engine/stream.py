@@ -228,9 +228,13 @@ class RequestStream:
         self.request = request
         self.reader = reader
         self._text = RequestText(request, tokenizer)
-        self._events: deque[TokenEvent] = deque()
+        self._events: deque[TokenEvent | tuple[int, int]] = deque()
+        """Events; and of those with one token and nothing else, which are most, choice and token alone."""
+
         self._buffer_tokens = buffer_tokens * request.sampling.n
-        self._put_tokens = self._read_tokens = 0
+        self._several = False
+        """Whether an event with more than one token has come."""
+
         self._abort = abort
         self._news = asyncio.Event()
 
@@ -251,9 +255,21 @@ class RequestStream:
     def put(self, event: TokenEvent) -> bool:
         """Queue one event. Returns False when the reader is too far behind. Ends are always queued."""
         self._events.append(event)
-        # Each thread has a count of its own, so that neither has to wait for the other.
-        self._put_tokens += len(event.tokens)
-        return self._put_tokens - self._read_tokens <= self._buffer_tokens or event.finish_reason is not None
+        self._several = self._several or len(event.tokens) > 1
+        return event.finish_reason is not None or self._unread <= self._buffer_tokens
+
+    def put_token(self, choice: int, token: int) -> bool:
+        """The same for one more token and nothing else."""
+        events = self._events
+        events.append((choice, token))
+        return len(events) <= self._buffer_tokens if not self._several else self._unread <= self._buffer_tokens
+
+    @property
+    def _unread(self) -> int:
+        """Tokens that wait to be read."""
+        if not self._several:
+            return len(self._events)
+        return sum(len(one.tokens) if isinstance(one, TokenEvent) else 1 for one in tuple(self._events))
 
     def put_admission(self, cached_tokens: int) -> None:
         self._text.cached_tokens = cached_tokens
@@ -289,6 +305,5 @@ class RequestStream:
         events = []
         while self._events:
             event = self._events.popleft()
-            self._read_tokens += len(event.tokens)
-            events.append(event)
+            events.append(event if isinstance(event, TokenEvent) else TokenEvent(event[0], (event[1],)))
         return events

@@ -1,1 +1,1 @@
-"""One door to the arithmetic on cache blocks; behind it `reference` (torch, slow, obvious) and faster siblings."""
+"""Arithmetic on cache blocks: one door, behind it native kernels and torch."""

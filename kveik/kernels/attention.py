@@ -1,4 +1,4 @@
-"""The one door to attention over cache blocks: which implementation answers is chosen here, and nowhere else."""
+"""Attention over cache blocks: chooses the implementation, native or torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["AttentionBatch", "attend", "write"]
 
 
 def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) -> None:
-    """Put the step's new keys and values into their slots.
+    """Puts the step's new keys and values into their slots.
 
     cache: one layer's view of a group's storage, [blocks, key|value, kv_heads, block_size, head_dim]; quantised, uint8
     [blocks, key|value, kv_heads, record bytes]
@@ -24,7 +24,7 @@ def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) ->
 
 
 def attend(queries: Tensor, cache: Tensor, batch: AttentionBatch, *, scale: float, soft_cap: float | None) -> Tensor:
-    """softmax(cap(scale * Q Kᵀ)) V for every row over its own context, after `write` of the same step.
+    """Computes softmax(cap(scale * Q Kᵀ)) V for every row over its own context, after `write` of the same step.
 
     A query at position i reads the keys at max(0, i - window + 1) … i; cap(s) = soft_cap * tanh(s / soft_cap).
     queries: [tokens, heads, head_dim], heads a multiple of kv_heads -> the same shape and type

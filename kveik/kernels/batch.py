@@ -1,4 +1,4 @@
-"""Where the tokens of one step read and write, as flat arrays. Knows nothing of models, requests or block ownership."""
+"""Flat arrays of one step for attention: cache blocks read, slots written. Independent of models and requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kveik.kernels.kv_types import KvType
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where the tokens of one step read and write in one layer group.
+    """Cache blocks that the tokens of one step read, and slots that they write, in one layer group.
 
     Row i is one sequence; its queries are tokens [query_starts[i], query_starts[i+1]) of the step and sit at positions
     [contexts[i] - queries_i, contexts[i]). The first `decodes` rows have one query each.
@@ -19,7 +19,7 @@ class AttentionBatch:
 
     tables: Tensor
     """int32 [rows, blocks at most]: entry b holds positions [b * block_size, (b + 1) * block_size). Entries that lie wholly
-    outside the window, or behind the context, belong to nobody and must not be read."""
+    outside the window, or behind the context, are undefined and must not be read."""
 
     slots: Tensor
     """int64 [tokens]: where each new token is written, as block * block_size + slot."""

@@ -1,4 +1,4 @@
-"""Memory for what every step reads: large pieces that lie on huge pages from their first write on.
+"""Arena for packed weights: large pieces that lie on huge pages from the first write on.
 
 Moving weights there afterwards takes longer than packing them.
 """
@@ -14,7 +14,7 @@ ALIGNMENT = 64
 """Bytes: one cache line, one vector."""
 
 CHUNK = 256 << 20
-"""Address space that is asked for at once. What is never written takes no memory."""
+"""Address space that is reserved at once. Pages never written take no memory."""
 
 
 class Arena:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from kveik.cache.layout import blocks_for
-
 MOST_BYTES = 512 << 20
 """Bound for all groups together, so that an unused pool takes little memory."""
 
@@ -26,33 +24,40 @@ _MADV_POPULATE_WRITE = 23
 """Python's mmap module does not name it."""
 
 
-def first_bytes(pool: Sequence[Tensor], block_size: int, max_model_len: int, most: int = MOST_BYTES) -> list[int]:
-    """Returns, per group, the bytes that one sequence takes of an unused pool, which allocates blocks in order; `most` in all.
+def first_bytes(pool: Sequence[Tensor], blocks: int, most: int = MOST_BYTES) -> list[int]:
+    """Bytes of each group's first blocks, which an unused pool gives out in order; `most` in all.
 
     pool: a group's blocks each, [blocks, ...].
     """
-    sizes = [min(len(one), blocks_for(max_model_len, block_size)) * one[:1].nbytes for one in pool]
+    sizes = [min(len(one), blocks) * one[:1].nbytes for one in pool]
     share = min(1.0, most / max(1, sum(sizes)))
     return [int(size * share) for size in sizes]
 
 
 def prefault(
-    pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool] | None = None
+    pool: Sequence[Tensor],
+    sizes: Sequence[int],
+    stop: threading.Event,
+    advise: Callable[[int, int], bool] | None = None,
 ) -> threading.Thread:
-    """Starts a thread that populates so many bytes of each. It ends when all are populated, when the system does not support
-    it, or when the process ends. `advise(address, bytes)`: the system call.
+    """A thread that has begun to make the pages of so many bytes of each. It ends when all are there, on `stop`, when the
+    system does not know how, or when the process ends. `advise(address, bytes)`: the system.
     """
     # The thread keeps the tensors, and so their memory, alive. The interpreter joins it at exit: a thread that returns from a
     # system call after the interpreter's end aborts the process.
-    thread = threading.Thread(target=_make_pages, args=(pool, sizes, advise or _populate), name="kveik-prefault")
+    thread = threading.Thread(target=_make_pages, args=(pool, sizes, stop, advise or _populate), name="kveik-prefault")
     thread.start()
     return thread
 
 
-def _make_pages(pool: Sequence[Tensor], sizes: Sequence[int], advise: Callable[[int, int], bool]) -> None:
+def _make_pages(
+    pool: Sequence[Tensor], sizes: Sequence[int], stop: threading.Event, advise: Callable[[int, int], bool]
+) -> None:
     for one, size in zip(pool, sizes, strict=True):
         for at in range(0, size, STEP):
-            if not threading.main_thread().is_alive() or not advise(one.data_ptr() + at, min(STEP, size - at)):
+            if stop.is_set() or not threading.main_thread().is_alive():
+                return
+            if not advise(one.data_ptr() + at, min(STEP, size - at)):
                 return
 
 

@@ -1,4 +1,4 @@
-"""How far a model's distributions over the next token lie from another's, token by token. Arithmetic over logits only.
+"""Distances between two models' distributions over the next token, token by token and over a text. Arithmetic on logits only.
 
 For a position with the baseline's distribution p, the configuration's q and the true next token t, in nats:
 
@@ -15,6 +15,7 @@ small q can mostly be larger.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -28,6 +29,9 @@ from kveik.errors import Broken
 TAIL = 1e-4
 """Probability below which a token belongs to the tail."""
 
+MARGIN_ERRORS = 2.0
+"""Standard errors on either side of a loss: about 95 times in 100 the true one lies between."""
+
 NOT_FINITE = "The model's values are not finite on this text, so that nothing can be compared."
 
 Floats = NDArray[np.float64]
@@ -35,7 +39,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Of positions in the order of the text, float64 [positions] each."""
+    """One value per position, in the order of the text: float64 [positions] each."""
 
     loss_baseline: Floats
     loss: Floats
@@ -55,6 +59,17 @@ class Distances:
 
     def __len__(self) -> int:
         return len(self.loss)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """KL(baseline || configuration) over the whole vocabulary, in nats, over the text's positions."""
+
+    mean: float
+    median: float
+    p90: float
+    p99: float
+    max: float
 
 
 @torch.inference_mode()
@@ -93,3 +108,27 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def _tail(chances: Tensor) -> Tensor:
     return chances.masked_fill(chances >= TAIL, 0.0).sum(-1)
+
+
+def divergence_of(found: Distances) -> Divergence:
+    """Summarizes all positions."""
+    median, p90, p99 = np.quantile(found.divergence, (0.5, 0.9, 0.99)).tolist()
+    return Divergence(float(found.divergence.mean()), median, p90, p99, float(found.divergence.max()))
+
+
+def loss_of(found: Distances) -> tuple[float, float]:
+    """Returns the rise of perplexity and its margin, in percent.
+
+    Both models read the same tokens, so the difference is known far better than either perplexity: the difficulty of the text
+    cancels out. Positions are taken as independent, which neighbours are not quite.
+    """
+    difference = found.loss - found.loss_baseline
+    mean = float(difference.mean())
+    error = float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else math.inf
+    return 100 * math.expm1(mean), 100 * math.exp(mean) * MARGIN_ERRORS * error
+
+
+def shift_of(found: Distances) -> float:
+    """See `Evaluation.temperature_shift`; 0 where the baseline is certain everywhere."""
+    spread = float(found.spread_baseline.mean())
+    return float((found.entropy - found.entropy_baseline).mean()) / spread if spread > 0 else 0.0

@@ -1,11 +1,12 @@
-"""What an evaluation means, in one sentence on its loss and one on drawing from the model."""
+"""Figures of an evaluation, and the verdict on them: one sentence on the loss and one on sampling from the model."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from kveik.measure.distance import TAIL
-from kveik.measure.evaluation import Evaluation
+from kveik.measure.distance import TAIL, Divergence
 
 UNMOVED = 2e-3
 MOVED = 1e-2
@@ -22,8 +23,110 @@ FATTER = 1.05
 """Growth of the tail that is worth a word."""
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Facts of one of the two configurations, and its figures on the text."""
+
+    settings: Mapping[str, str]
+    """Where the two differ, as typed on the command line."""
+
+    dtype: str
+    kv_cache_dtype: str
+    weights: str
+    """Arithmetic of the products with them."""
+
+    weight_bytes: int
+    cache_bytes_per_token: int
+    """Of one token in every layer's cache."""
+
+    perplexity: float
+    entropy: float
+    """Mean over the text, in nats."""
+
+    tail: float
+    """Mean share of probability on tokens below `distance.TAIL`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyAgreement:
+    """Comparison of the greedy answers to the same prompts."""
+
+    prompts: int
+    new_tokens: int
+    """Of each answer."""
+
+    equal_share: float
+    """Of an answer's tokens, those before the first difference; mean over the answers."""
+
+    identical: int
+    """Answers without any difference."""
+
+    first_differences: tuple[int | None, ...]
+    """Per prompt: how many tokens are equal before the first that differs; None where none does."""
+
+    @classmethod
+    def of(cls, baseline: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> GreedyAgreement:
+        """Answers of equal length, prompt by prompt; at least one."""
+        firsts = [
+            next((place for place, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+            for ours, theirs in zip(baseline, found, strict=True)
+        ]
+        length = len(baseline[0])
+        shares = [1.0 if first is None else first / length for first in firsts]
+        return cls(len(firsts), length, sum(shares) / len(shares), firsts.count(None), tuple(firsts))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Figures of a configuration compared with a baseline over one text."""
+
+    model: str
+    text: str
+    origin: str
+    tokens: int
+    """Positions whose next token is known. Every mean is over these."""
+
+    context: int
+    windows: int
+    chunk: int
+    """Tokens that were computed together; later chunks read the keys and values that earlier ones stored."""
+
+    baseline: Side
+    configuration: Side
+    loss_percent: float
+    """Rise of the perplexity."""
+
+    margin_percent: float
+    """Of the loss: `distance.MARGIN_ERRORS` standard errors of the mean difference, position by position."""
+
+    tolerance_percent: float
+    top1_agreement: float
+    """Share of positions where both think the same token the likeliest."""
+
+    divergence: Divergence
+    temperature_shift: float
+    """As if the baseline were drawn at temperature 1 plus this, to first order of its entropy."""
+
+    greedy: GreedyAgreement | None
+    """None where no answers were asked for."""
+
+    @property
+    def within_tolerance(self) -> bool:
+        return self.loss_percent <= self.tolerance_percent
+
+    @property
+    def decided(self) -> bool:
+        """True if the whole margin lies on one side of the tolerance."""
+        return self.same or abs(self.loss_percent - self.tolerance_percent) >= self.margin_percent
+
+    @property
+    def same(self) -> bool:
+        """True if both computed exactly the same numbers."""
+        return self.divergence.max == 0 and self.loss_percent == 0
+
+
 def quality_sentence(evaluation: Evaluation) -> str:
-    """Whether the loss is within the tolerance, and whether the text was long enough to say so."""
+    """Says if the loss is within the tolerance, and if the text was long enough to decide it."""
     loss, margin, tolerance = evaluation.loss_percent, evaluation.margin_percent, evaluation.tolerance_percent
     if evaluation.same:
         return "The two configurations compute the very same numbers on this text; there is nothing to lose."
@@ -38,7 +141,7 @@ def quality_sentence(evaluation: Evaluation) -> str:
 
 
 def sampling_sentence(evaluation: Evaluation) -> str:
-    """What to watch when tokens are drawn rather than chosen greedily.
+    """Says what to watch when tokens are sampled rather than chosen greedily.
 
     By Pinsker's inequality two distributions at divergence KL lie at most sqrt(KL / 2) apart in total variation, which is
     how much probability lies elsewhere; the root being concave, the mean divergence bounds the mean. Draws with the same
@@ -65,7 +168,7 @@ def sampling_sentence(evaluation: Evaluation) -> str:
 
 
 def _advice(evaluation: Evaluation) -> str:
-    """Which setting makes up for the way in which the distribution moved."""
+    """Names the setting that makes up for the way in which the distribution moved."""
     shift, ours, theirs = evaluation.temperature_shift, evaluation.configuration.tail, evaluation.baseline.tail
     advice = []
     if abs(shift) >= SHIFT:

@@ -11,10 +11,10 @@ from torch import Tensor
 from kveik.errors import Unsupported
 from kveik.kernels import native
 from kveik.kernels.native_linear import PackedWeight
-from kveik.model.batch import StepBatch
 from kveik.model.choice import chosen, no_blocks_because, no_kernels_because
 from kveik.model.native_loading import load_native_decoder, pack_blocks, pack_int8
 from kveik.model.spec import ModelSpec
+from kveik.model.step_batch import StepBatch
 from kveik.model.torch_decoder import load_torch_decoder
 from kveik.model.w8a8 import check_w8a8
 from kveik.model.weights import ModelFile
@@ -56,7 +56,7 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[wanted, hidden] -> float32 [wanted, vocab]"""
+        """[wanted, hidden] -> float32 [wanted, vocab]; `sample.logprobs.as_rows` brings them to the host."""
         ...
 
 

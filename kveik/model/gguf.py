@@ -1,4 +1,4 @@
-"""GGUF files: the header read from a memory map, and tensors dequantised into memory that the caller gives.
+"""GGUF files: the header read from a memory map, tensors dequantised into memory that the caller gives, or kept as blocks.
 
     magic 'GGUF' · version · tensor count · key count · keys (name, type, value) · tensors (name, dims, type, offset)
     · padding to the alignment · tensor data, each at its offset
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kveik.errors import ModelBroken, Unsupported
@@ -249,3 +251,35 @@ def read_tensor(path: Path, tensor: GgufTensor, store: Callable[[int, Tensor], N
             store(first, torch.from_numpy(chunk).view(PLAIN[tensor.kind]))
         else:
             store(first, dequantize_rows(torch.from_numpy(chunk), tensor.kind))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """A weight as its file holds it: rows in canonical order, each a run of its type's blocks, for kernels that read blocks."""
+
+    kind: Kind
+    shape: tuple[int, int]
+    """Outputs, inputs"""
+
+    blocks: NDArray[np.uint8]
+    """[outputs, bytes per row], read-only and contiguous: the file's own pages, or memory where rows had to change places."""
+
+
+def raw_tensor(path: Path, tensor: GgufTensor, places: NDArray[np.int64] | None = None) -> RawTensor:
+    """places: the place of each row of the file, if rows have to move; they are then copied."""
+    rows, columns = tensor.shape
+    blocks: NDArray[np.uint8] = np.memmap(path, np.uint8, "r", tensor.offset, (rows, tensor.size // rows))
+    if places is not None:
+        moved = np.empty_like(blocks, subok=False)
+        moved[places] = blocks
+        moved.flags.writeable = False
+        blocks = moved
+    return RawTensor(tensor.kind, (rows, columns), blocks)
+
+
+def runs(parts: Sequence[RawTensor]) -> list[list[RawTensor]]:
+    """Parts of one product, in order: neighbours of one type together.
+
+    Queries, keys and values, for example, which files often store in two types: [q, k, v] -> [[q, k], [v]].
+    """
+    return [list(run) for _, run in groupby(parts, key=lambda part: part.kind)]

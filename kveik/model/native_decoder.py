@@ -13,8 +13,8 @@ from torch import Tensor
 from kveik.kernels.attention import AttentionBatch
 from kveik.kernels.kv_types import BFLOAT16, FLOAT32, KvType
 from kveik.kernels.native_linear import Part
-from kveik.model.batch import StepBatch
 from kveik.model.spec import ModelSpec
+from kveik.model.step_batch import StepBatch
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

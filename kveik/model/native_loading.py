@@ -12,8 +12,8 @@ from kveik.errors import Unsupported
 from kveik.kernels import native
 from kveik.kernels.memory import Arena
 from kveik.kernels.native_linear import FORMATS, GROUP, PackedWeight, Part, pack_float, pack_together
+from kveik.model.gguf import runs
 from kveik.model.native_decoder import NativeDecoder, NativeLayer, NativeModel
-from kveik.model.raw import runs
 from kveik.model.tensor_reader import TensorReader
 from kveik.model.tensors import LayerTensors, Product, embedding_of, layers_of, projection_of
 from kveik.model.weights import ModelFile

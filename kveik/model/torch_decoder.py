@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kveik.model.batch import StepBatch
 from kveik.model.layers import Attention, FeedForward, GatedFeedForward, Layer, Norm, StepTokens
 from kveik.model.linear import Gated, GatedPair, Linear, PlainLinear, make_linear
 from kveik.model.rope import turns
 from kveik.model.spec import ModelSpec
+from kveik.model.step_batch import StepBatch
 from kveik.model.tensor_reader import TensorReader
 from kveik.model.tensors import LayerTensors, Product, embedding_of, layers_of, projection_of
 from kveik.model.w8a8 import W8A8Gated, W8A8Linear

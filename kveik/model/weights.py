@@ -21,8 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kveik.errors import ModelBroken, Unreachable, Unsupported
-from kveik.model.gguf import GgufTensor, read_header, read_tensor
-from kveik.model.raw import RawTensor, raw_tensor
+from kveik.model.gguf import GgufTensor, RawTensor, raw_tensor, read_header, read_tensor
 from kveik.model.spec import ModelSpec
 from kveik.model.spec_config import spec_from_config
 from kveik.model.spec_gguf import spec_from_gguf

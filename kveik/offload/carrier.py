@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
-from torch import Tensor
-
 from kveik.cache.eviction.policy import Key
 from kveik.clock import Clock
+from kveik.device.device import PoolMemory
 from kveik.observe.events import Event, TierKept
 from kveik.offload.counts import Loaded, Probed
 from kveik.offload.counts import Stored as StoredRecord
@@ -39,21 +37,6 @@ from kveik.offload.transfer import (
 
 LOST = frozenset({Miss.ABSENT, Miss.TORN, Miss.FOREIGN, Miss.DAMAGED})
 """Not worth asking for again."""
-
-
-class PoolMemory:
-    """The pool's blocks as bytes."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """`tensors`: per group, [blocks, …], each block in one piece."""
-        self._rows = [tensor.view(torch.uint8).view(tensor.shape[0], -1).numpy() for tensor in tensors]
-
-    @property
-    def groups(self) -> int:
-        return len(self._rows)
-
-    def block(self, group: int, number: int) -> memoryview:
-        return memoryview(self._rows[group][number])
 
 
 class TierCarrier:
@@ -151,7 +134,7 @@ class TierCarrier:
             case Cancel(load):
                 self.mover.cancel(load)
             case Probe(load, tier, keys, deadline):
-                asked = [RecordKey(group, key) for key in keys for group in range(self._memory.groups)]
+                asked = [RecordKey(group, key) for key in keys for group in range(len(self._memory.tensors))]
                 self.mover.probe(self._names[tier], asked, load, deadline)
 
     def _spill(self, one: Spill) -> None:

@@ -16,11 +16,12 @@ from kveik.cache.layout import BlockLayout, LayerGroup
 from kveik.cache.memory_plan import MemoryPlan
 from kveik.clock import Clock
 from kveik.config import CacheConfig
+from kveik.device.device import PoolMemory
 from kveik.errors import BadValue
 from kveik.kernels.kv_types import KvType
 from kveik.machine.address_space import amount
 from kveik.observe.events import Event
-from kveik.offload.carrier import PoolMemory, TierCarrier
+from kveik.offload.carrier import TierCarrier
 from kveik.offload.cost import ComputeCost, LoadCost
 from kveik.offload.mailbox import Mailbox
 from kveik.offload.manager import OffloadManager

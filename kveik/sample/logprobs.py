@@ -63,7 +63,7 @@ def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int, *, tokens_
 
 
 def as_rows(logits: Tensor) -> Tensor:
-    """The same logits as contiguous float32 on the CPU; the same memory where they are that already."""
+    """Logits of any device as contiguous float32 in the host's memory; the same memory where they are that already."""
     return logits.detach().to("cpu", torch.float32).contiguous()
 
 

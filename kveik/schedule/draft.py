@@ -26,6 +26,9 @@ class Draft:
         self.short = False
         """True if a running sequence was preempted because no block was left."""
 
+        self.any_behind = True
+        """Whether a running sequence has more to compute than its newest output token."""
+
         self._batch = batch
         self._counts: dict[Sequence, int] = {}
         self._guesses: dict[Sequence, tuple[int, ...]] = {}
@@ -98,7 +101,7 @@ class Draft:
     def _arranged(self, kv_cache: KVCacheManager) -> Ints:
         """[rows of the step]: tokens of each, once the rows are in the plan's order."""
         batch = self._batch
-        if not self._counts and not self._guesses and batch.dense:
+        if not self._counts and not self._guesses and not self.any_behind and batch.gapless:
             return np.ones(len(batch), dtype=np.int64)  # Decodes alone, which are in order already.
         counts = batch.single().astype(np.int64)
         for sequence, count in self._counts.items():

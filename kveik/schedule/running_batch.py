@@ -157,13 +157,9 @@ class RunningBatch:
     # Queries.
 
     @property
-    def dense(self) -> bool:
-        """True if every row has a sequence whose only pending token is its newest output token."""
-        if self._gaps:
-            return False
-        size = len(self.sequences)
-        lengths = self.lengths[:size]
-        return bool((lengths - self.computed[:size] == 1).all() and (lengths > self._prompts[:size]).all())
+    def gapless(self) -> bool:
+        """Whether every row has a sequence."""
+        return not self._gaps
 
     def behind(self) -> list[Sequence]:
         """Sequences with more to compute than their newest output token, in order of admission."""
@@ -243,6 +239,8 @@ class RunningBatch:
 
     def until_end(self, tokens: Ints, offsets: Ints) -> tuple[Ints, Ints]:
         """Tokens and offsets without what follows a sequence's last token."""
+        if len(tokens) < len(offsets) and not np.any(offsets[1:] - offsets[:-1] > 1):
+            return tokens, offsets
         given = np.diff(offsets)
         kept = given.copy()
         for row in np.flatnonzero(given > 1).tolist():

@@ -167,6 +167,7 @@ class Scheduler:
         draft = Draft(self._batch)
         self._secure_decodes(draft, now)
         behind = self._batch.behind()
+        draft.any_behind = bool(behind)
         draft.budget = min(self._policy.budget(now), self._limits.max_num_batched_tokens - (len(self._batch) - len(behind)))
         self._feed_behind(behind, draft, now)
         if not draft.short and not self._hopeless:

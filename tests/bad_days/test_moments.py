@@ -29,7 +29,7 @@ def test_a_load_that_is_there_at_once_does_not_overwrite_what_the_same_plan_copi
 
     def load_at_once(tier: str, records: Sequence[tuple[RecordKey, memoryview]], job: int, deadline: float) -> None:
         load(tier, records, job, deadline)
-        while mover.snapshot(tier).loads_waiting:
+        while moving.snapshot(tier).loads_waiting:
             time.sleep(1e-4)
 
     moving.load = load_at_once  # type: ignore[method-assign]  # quicker than any thread would be
@@ -37,5 +37,5 @@ def test_a_load_that_is_there_at_once_does_not_overwrite_what_the_same_plan_copi
     traffic = Traffic(llm, known[1], random.Random(1))
     traffic.go(100)
     traffic.check()
-    assert mover.snapshot("ram").counts.records_loaded > 0
+    assert moving.snapshot("ram").counts.records_loaded > 0
     llm.close()

@@ -49,7 +49,7 @@ def answered(llm: LLM, who: Who, prompt: list[int], ids: Iterator[int]) -> tuple
     while engine.has_work:
         report = engine.step()
         cached = report.admitted[0][1] if report.admitted else cached
-        answer += [event.token for _, event in report.events if event.token is not None]
+        answer += [token for _, event in report.events for token in event.tokens]
         if engine.pause:
             engine.offload.mailbox.wait(engine.pause)
     mover(llm).drain(engine.clock.now() + 60)

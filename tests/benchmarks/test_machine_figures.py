@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.bytes_loaded import bytes_per_step, file_bytes_per_step
 
 from benchmarks.bandwidth import machine_table, of_the_bound, share_table
+from benchmarks.bytes_read import bytes_per_step, file_bytes_per_step
 from benchmarks.facts import environment, sentence
 from benchmarks.load import healthy, load_table, memory_of, peak_of, read_status
 from kveik.model.decoder import load_decoder

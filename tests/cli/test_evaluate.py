@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from kveik.cli.evaluate import EvaluationDisplay
 from kveik.cli.main import run
-from kveik.measure.evaluate import EvaluationProgress
 from tests.engine.tiny import save_tiny_llama
 
 QUICK = ("--tokens", "200", "--context", "100", "--prompts", "2", "--kv-cache-memory-bytes", "4MiB", "--dtype", "float32")
@@ -144,8 +143,8 @@ def test_what_cannot_be_measured_is_one_message(
 def test_a_terminal_shows_one_bar_with_the_stage_and_the_tokens() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with EvaluationDisplay(console) as display:
-        display.show(EvaluationProgress("loading the baseline", 0, 0))
-        display.show(EvaluationProgress("reading with the baseline", 512, 4096))
+        display.show("loading the baseline", 0, 0)
+        display.show("reading with the baseline", 512, 4096)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "reading with the baseline" in shown
@@ -156,7 +155,7 @@ def test_elsewhere_each_stage_is_one_line() -> None:
     console = Console(file=io.StringIO(), width=40)
     with EvaluationDisplay(console) as display:
         for done in range(0, 4096, 512):
-            display.show(EvaluationProgress("reading with the baseline", done, 4096))
-        display.show(EvaluationProgress("writing with the baseline", 4096, 4096))
+            display.show("reading with the baseline", done, 4096)
+        display.show("writing with the baseline", 4096, 4096)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "reading with the baseline\nwriting with the baseline\n"

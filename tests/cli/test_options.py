@@ -100,6 +100,7 @@ def test_an_option_with_a_slip_is_told_with_the_nearest() -> None:
 
 def test_a_value_out_of_range_is_a_usage_error_with_number_and_flag() -> None:
     assert "--block-size is 12; it must be one of 8, 16, 32, 64." in refusal_of("--block-size", "12")
+    assert '--device is "cuda"; this version computes on the CPU alone.' in refusal_of("--device", "cuda")
     assert "--max-num-seqs is 9, more than --max-num-batched-tokens 8" in refusal_of(
         "--max-num-seqs", "9", "--max-num-batched-tokens", "8"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig, StreamConfig
 from kveik.engine.llm import LLM, Completion
-from kveik.measure.listening import executor_of
+from kveik.measure.hidden_states import executor_of
 from kveik.request.request import SamplingParams
 from kveik.schedule.plan import StepOutcome, StepPlan
 from tests.engine.tiny import save_tiny_gemma, save_tiny_llama

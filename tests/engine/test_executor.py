@@ -11,7 +11,7 @@ import torch
 
 from kveik.cache.layout import LayerGroup
 from kveik.engine.executor import ModelExecutor
-from kveik.model.batch import StepBatch
+from kveik.model.step_batch import StepBatch
 from kveik.sample.sampler import Sampler
 from kveik.schedule.plan import StepOutcome, StepPlan
 from tests.schedule.making import Desk, desk
@@ -30,7 +30,7 @@ class Echo:
     batches: list[StepBatch] = field(default_factory=list)
     broken: frozenset[int] = frozenset()
 
-    def copy_all(self, copies: object) -> None: ...
+    def copy_blocks(self, copies: object) -> None: ...
 
     def forward(self, batch: StepBatch, storage: object) -> torch.Tensor:
         self.batches.append(batch)

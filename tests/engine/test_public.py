@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kveik.config import CacheConfig
+from kveik.engine.build import public_tokens
 from kveik.engine.llm import LLM
-from kveik.engine.public import public_tokens
 from kveik.errors import BadValue
 from kveik.request.request import SamplingParams
 from kveik.text.chat_template import ChatTemplate, TemplateSources

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from kveik.cache.keys import KeySpace
+from kveik.cache.layout import BlockCopy
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.engine.loop import EngineLoop
@@ -48,7 +49,7 @@ def answer(llm: LLM, prompt: list[int], **more: object) -> tuple[tuple[int, ...]
 
 def test_the_storage_holds_bytes_and_its_key_names_their_type(llm: LLM) -> None:
     loaded = llm.loaded
-    (tensor,) = loaded.engine.executor.storage.tensors  # type: ignore[attr-defined]  # the real executor's
+    (tensor,) = loaded.engine.executor.memory.tensors  # type: ignore[attr-defined]  # the real executor's
     record = 16 * 16 + 2 * 16
     assert (tensor.dtype, tuple(tensor.shape)) == (torch.uint8, (BLOCKS, 2, 2, 2, record))
     assert loaded.plan.memory.cache_bytes == tensor.numel()
@@ -81,19 +82,20 @@ def test_a_prefix_that_is_found_gives_what_computing_it_gives(llm: LLM) -> None:
 
 def test_choices_of_one_request_part_by_copying_whole_records(llm: LLM) -> None:
     kv_cache(llm).reset()
-    storage = llm.loaded.engine.executor.storage  # type: ignore[attr-defined]  # the real executor's
+    memory = llm.loaded.engine.executor.memory  # type: ignore[attr-defined]  # the real executor's
     copied = []
-    copy = storage.copy
+    copy_blocks = memory.copy_blocks
 
-    def watched(group: int, source: int, target: int) -> None:
-        copy(group, source, target)
-        copied.append(torch.equal(storage.tensors[group][source], storage.tensors[group][target]))
+    def watched(copies: Sequence[BlockCopy]) -> None:
+        for one in copies:
+            copy_blocks([one])
+            copied.append(torch.equal(memory.tensors[one.group][one.source], memory.tensors[one.group][one.target]))
 
-    storage.copy = watched
+    memory.copy_blocks = watched
     try:
         completions = llm.generate([prompt_of(llm, 3, 37)], greedy(n=3, max_tokens=40, ignore_eos=True))
     finally:
-        del storage.copy
+        del memory.copy_blocks
     assert copied
     assert all(copied)
     assert len({completion.tokens for completion in completions}) == 1
@@ -104,7 +106,7 @@ def test_slots_that_nobody_wrote_are_never_read(llm: LLM) -> None:
     kv_cache(llm).reset()
     prompt = prompt_of(llm, 4, 61)
     before, _ = answer(llm, prompt)
-    (tensor,) = llm.loaded.engine.executor.storage.tensors  # type: ignore[attr-defined]  # the real executor's
+    (tensor,) = llm.loaded.engine.executor.memory.tensors  # type: ignore[attr-defined]  # the real executor's
     kv_cache(llm).reset()
     tensor.fill_(0xFF)
     after, cached = answer(llm, prompt)

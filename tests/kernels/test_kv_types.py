@@ -23,6 +23,7 @@ from kveik.kernels.kv_types import (
     plain,
     quantise,
 )
+from tests import bounds
 
 QUANTISED = [INT8, FP8_E4M3, FP8_E5M2]
 by_type = pytest.mark.parametrize("kv_type", QUANTISED, ids=lambda one: one.name)
@@ -52,9 +53,10 @@ def test_what_is_read_is_what_was_written_up_to_half_a_step(kv_type: KvType, num
     else:
         relative = x.double().abs() * 2.0 ** -(FRACTION_BITS[kv_type.name] + 1)
         allowed = torch.maximum(relative, 0.5 * SMALLEST[kv_type.name] * scale)
-    # A little for the inverse and the product, each rounded once in float32.
-    error = (dequantise(stored, scales, kv_type, torch.float32).double() - x.double()).abs()
-    assert bool((error <= allowed * (1 + 1e-5) + 1e-44).all())
+    # In float32: the inverse and its product on the way in, the value on the way out, which may be subnormal.
+    found = dequantise(stored, scales, kv_type, torch.float32).double()
+    rounding = bounds.FLOAT32 * (3 * x.double().abs() + found.abs()) + 2.0**-149
+    assert bool(((found - x.double()).abs() <= allowed + rounding).all())
 
 
 @by_type
@@ -84,29 +86,28 @@ def test_the_largest_value_of_a_row_reaches_the_format_s_largest(kv_type: KvType
     assert torch.equal(read(x, kv_type), x)
 
 
-@pytest.mark.parametrize("bits", range(1, 0x7B00, 97))
-def test_every_scale_and_every_stored_value_reads_as_their_product(bits: int) -> None:
+@by_type
+def test_every_scale_and_every_stored_value_reads_as_their_product(kv_type: KvType) -> None:
     """All 256 bytes against torch's own meaning of them, under scales of every size that a finite row can have."""
-    every = torch.arange(256, dtype=torch.uint8)[:, None]
-    scales = torch.full((256,), bits, dtype=torch.int16).view(torch.bfloat16)
-    for kv_type in QUANTISED:
-        meant = every.view(kv_type.values).double() * scales.double()[:, None]
-        known = torch.isfinite(meant) & (meant.abs() < 2.0**127)
-        right = meant.float()
-        assert torch.equal(dequantise(every, scales, kv_type, torch.float32)[known], right[known])
-        assert torch.equal(dequantise(every, scales, kv_type, torch.bfloat16)[known], right.bfloat16()[known])
+    every = torch.arange(256, dtype=torch.uint8).expand(325, 256)
+    scales = torch.arange(1, 0x7B00, 97, dtype=torch.int16).view(torch.bfloat16)
+    meant = every.view(kv_type.values).double() * scales.double()[:, None]
+    known = torch.isfinite(meant) & (meant.abs() < 2.0**127)
+    right = meant.float()
+    assert torch.equal(dequantise(every, scales, kv_type, torch.float32)[known], right[known])
+    assert torch.equal(dequantise(every, scales, kv_type, torch.bfloat16)[known], right.bfloat16()[known])
 
 
 @by_type
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_a_row_with_a_nan_or_an_infinity_reads_as_nan_and_its_neighbours_do_not(kv_type: KvType, poison: float) -> None:
+def test_a_row_with_a_nan_or_an_infinity_reads_as_nan_and_its_neighbours_do_not(kv_type: KvType) -> None:
     x = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(1))
     clean = read(x, kv_type)
-    x[1, 2, 5] = poison
-    found = read(x, kv_type)
-    assert bool(found[1, 2].isnan().all())
-    found[1, 2] = clean[1, 2]
-    assert torch.equal(found, clean)
+    for poison in (math.nan, math.inf, -math.inf):
+        x[1, 2, 5] = poison
+        found = read(x, kv_type)
+        assert bool(found[1, 2].isnan().all()), poison
+        found[1, 2] = clean[1, 2]
+        assert torch.equal(found, clean), poison
 
 
 @by_type

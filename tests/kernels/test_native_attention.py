@@ -3,20 +3,23 @@ stored, the torch path's bytes, and nothing read that belongs to nobody."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 
 import pytest
 import torch
 from torch import Tensor
 
-from kveik.kernels import native, native_attention, reference, torch_attention
-from kveik.kernels.kv_types import FLOAT32, KV_TYPES, KvType, plain
+from kveik.kernels import native, native_attention, torch_attention
+from kveik.kernels.kv_types import FLOAT32, INT8, KV_TYPES, KvType, plain
+from tests.kernels import reference
+from tests.kernels.reference import IN_BFLOAT16, IN_BYTES, IN_FLOAT32, Arithmetic, Right
 from tests.kernels.test_torch_attention import quantised
-from tests.kernels.worlds import LAYER, Shape, World, alone, world
+from tests.kernels.worlds import LAYER, Shape, World, alone, with_threads, world
+from tests.seeds import over_seeds
 
 pytestmark = pytest.mark.skipif(native.module is None, reason="installed without native kernels")
 
@@ -51,33 +54,21 @@ def attended(made: World, soft_cap: float | None = None, scale: float = 0.3) -> 
     return native_attention.attend(made.queries, made.cache, made.batch, scale=scale, soft_cap=soft_cap)
 
 
-_RIGHT: dict[bytes, Tensor] = {}
-"""Digest of all that the reference reads -> its answer: each instruction set is compared with the same one."""
+def arithmetic_of(kv_type: KvType, isa: str) -> Arithmetic:
+    if kv_type is FLOAT32 or isa != "avx512_bf16":
+        return IN_FLOAT32
+    return IN_BYTES if kv_type is INT8 else IN_BFLOAT16
 
 
-def right(made: World, kv_type: KvType, soft_cap: float | None = None, scale: float = 0.3) -> Tensor:
+def right(made: World, kv_type: KvType, isa: str, soft_cap: float | None = None, scale: float = 0.3) -> Right:
     """The slow reference over the values that the storage means, after `attended`."""
-    batch = replace(made.batch, kv_type=None, memo={})
-    digest = hashlib.sha256(repr((kv_type.name, soft_cap, scale, made.storage.shape, batch)).encode())
-    for tensor in (made.storage, made.queries, batch.tables, batch.query_starts, batch.contexts):
-        digest.update(tensor.contiguous().view(torch.uint8).numpy())
-    if (key := digest.digest()) not in _RIGHT:
-        cache = plain(made.cache, made.batch.block_size, kv_type) if kv_type.quantised else made.cache.float()
-        _RIGHT[key] = reference.attend(made.queries, cache, batch, scale=scale, soft_cap=soft_cap)
-    return _RIGHT[key]
-
-
-def assert_near(found: Tensor, expected: Tensor, kv_type: KvType, isa: str) -> None:
-    """Products of float32 numbers are right to six digits, those of bfloat16 to three, and single sums to two."""
-    assert torch.isfinite(expected).all()
-    in_bfloat16 = kv_type is not FLOAT32 and isa == "avx512_bf16"
-    most = 3e-2 if in_bfloat16 else 3e-6
-    torch.testing.assert_close(found, expected, atol=most, rtol=most)
-    assert (found - expected).norm() < (5e-3 if in_bfloat16 else 1e-6) * expected.norm()
+    batch, arithmetic = replace(made.batch, kv_type=None, memo={}), arithmetic_of(kv_type, isa)
+    cache = plain(made.cache, made.batch.block_size, kv_type) if kv_type.quantised else made.cache
+    return reference.attend(made.queries, cache, batch, scale=scale, soft_cap=soft_cap, arithmetic=arithmetic)
 
 
 @by_type
-@pytest.mark.parametrize("seed", range(12))
+@over_seeds(12)
 def test_random_steps_equal_the_reference_over_what_is_stored(kv_type: KvType, isa: str, seed: int) -> None:
     chance = random.Random(seed)
     kv_heads = chance.choice([1, 2, 3])
@@ -92,7 +83,8 @@ def test_random_steps_equal_the_reference_over_what_is_stored(kv_type: KvType, i
     contexts = [count + chance.choice([0, 1, 15, 16, chance.randrange(300)]) for count in counts]
     made = stored_as(world(shape, contexts, counts, seed), kv_type)
     soft_cap, scale = chance.choice([None, None, 2.0]), 2 * shape.head_dim**-0.5
-    assert_near(attended(made, soft_cap, scale), right(made, kv_type, soft_cap, scale), kv_type, isa)
+    found = attended(made, soft_cap, scale)
+    right(made, kv_type, isa, soft_cap, scale).assert_near(found)
 
 
 @by_type
@@ -100,15 +92,17 @@ def test_a_long_context_in_many_spans_equals_the_reference(kv_type: KvType, isa:
     # More than 32 spans of the smallest size, so that spans grow; and one of many whole ranges.
     shape = Shape(heads=4, kv_heads=2, head_dim=32, block_size=16)
     made = stored_as(world(shape, [5003, 1024, 129], [1, 1, 1], seed=1), kv_type)
-    assert_near(attended(made), right(made, kv_type), kv_type, isa)
+    found = attended(made)
+    right(made, kv_type, isa).assert_near(found)
 
 
 @by_type
-@pytest.mark.parametrize("window", [None, 17, 128, 200])
-def test_ragged_chunks_over_several_tiles_equal_the_reference(kv_type: KvType, isa: str, window: int | None) -> None:
-    shape = Shape(heads=3, kv_heads=1, head_dim=16, block_size=16, window=window)
-    made = stored_as(world(shape, [290, 150, 2, 400, 131], [1, 150, 2, 70, 3], seed=2), kv_type)
-    assert_near(attended(made), right(made, kv_type), kv_type, isa)
+def test_ragged_chunks_over_several_tiles_equal_the_reference(kv_type: KvType, isa: str) -> None:
+    for window in (None, 17, 128, 200):
+        shape = Shape(heads=3, kv_heads=1, head_dim=16, block_size=16, window=window)
+        made = stored_as(world(shape, [290, 150, 2, 400, 131], [1, 150, 2, 70, 3], seed=2), kv_type)
+        found = attended(made)
+        right(made, kv_type, isa).assert_near(found)
 
 
 @by_type
@@ -160,54 +154,43 @@ def test_bfloat16_keys_and_values_are_written_as_float32_ones_are(kv_type: KvTyp
 
 
 @by_type
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_is_the_same_to_the_bit_alone_and_among_others(kv_type: KvType, isa: str, threads: int) -> None:
+def test_a_row_is_the_same_to_the_bit_alone_and_among_others(kv_type: KvType, isa: str) -> None:
     shape = Shape(heads=6, kv_heads=2, head_dim=64, block_size=16, window=None)
     made = stored_as(world(shape, [3, 1000, 20, 9, 300, 41], [1, 1, 1, 1, 30, 6], seed=7), kv_type)
-    torch.set_num_threads(threads)
-    try:
-        together = attended(made)
-    finally:
-        torch.set_num_threads(1)
+    together = [with_threads(threads, lambda: attended(made)) for threads in (1, 2, 3)]
     for row in range(6):
         part = slice(int(made.batch.query_starts[row]), int(made.batch.query_starts[row + 1]))
         by_itself = native_attention.attend(made.queries[part], made.cache, alone(made, row), scale=0.3, soft_cap=None)
-        assert torch.equal(by_itself, together[part])
+        for threads, found in enumerate(together, 1):
+            assert torch.equal(by_itself, found[part]), f"row {row}, {threads} threads"
 
 
 @by_type
-@pytest.mark.parametrize("window", [None, 700])
 def test_a_few_queries_behind_long_contexts_are_the_same_to_the_bit_however_many_share_their_keys(
-    kv_type: KvType, isa: str, window: int | None
+    kv_type: KvType, isa: str
 ) -> None:
     # Several rows, whose spans are of different number and size; queries on both sides of where a span begins.
-    shape = Shape(heads=6, kv_heads=2, head_dim=32, block_size=16, window=window)
-    made = stored_as(world(shape, [900, 2600, 1030], [1, 2, 17], seed=9), kv_type)
-    found = [attended(made)]
-    assert_near(found[0], right(made, kv_type), kv_type, isa)
-    for threads in (2, 3):
-        torch.set_num_threads(threads)
-        try:
-            found.append(attended(made))
-        finally:
-            torch.set_num_threads(1)
-    assert torch.equal(found[1], found[0])
-    assert torch.equal(found[2], found[0])
+    for window in (None, 700):
+        shape = Shape(heads=6, kv_heads=2, head_dim=32, block_size=16, window=window)
+        made = stored_as(world(shape, [900, 2600, 1030], [1, 2, 17], seed=9), kv_type)
+        one, two, three = (with_threads(threads, partial(attended, made)) for threads in (1, 2, 3))
+        right(made, kv_type, isa).assert_near(one)
+        assert torch.equal(two, one)
+        assert torch.equal(three, one)
 
 
 @by_type
-@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("part", ["queries", "keys", "values"])
-def test_what_is_no_number_is_seen_in_its_own_row_only(kv_type: KvType, isa: str, part: str, broken: float) -> None:
+def test_what_is_no_number_is_seen_in_its_own_row_only(kv_type: KvType, isa: str) -> None:
     made = stored_as(world(Shape(head_dim=32, block_size=16), [40, 17, 30, 25], [1, 1, 1, 9], seed=8), kv_type)
-    numbers = getattr(made, part).clone()
-    numbers[1, :, 5] = broken
     native_attention.write(made.cache, made.keys, made.values, made.batch)
     clean = native_attention.attend(made.queries, made.cache, made.batch, scale=0.3, soft_cap=None)
-    found = attended(replace(made, **{part: numbers}))
-    assert not torch.isfinite(found[1]).all()
-    others = [token for token in range(len(found)) if token != 1]
-    assert torch.equal(found[others], clean[others])
+    others = [token for token in range(len(clean)) if token != 1]
+    for part, broken in product(("queries", "keys", "values"), (torch.nan, torch.inf, -torch.inf)):
+        numbers = getattr(made, part).clone()
+        numbers[1, :, 5] = broken
+        found = attended(replace(made, **{part: numbers}))
+        assert not torch.isfinite(found[1]).all(), (part, broken)
+        assert torch.equal(found[others], clean[others]), (part, broken)
 
 
 def test_float32_storage_of_a_single_block_is_read_and_written(isa: str) -> None:

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kveik.kernels import reference, torch_attention
+from kveik.kernels import torch_attention
 from kveik.kernels.kv_types import FP8_E4M3, FP8_E5M2, INT8, KvType, parts, plain, quantise
+from tests.kernels import reference
+from tests.kernels.reference import IN_FLOAT32, TORCH_BFLOAT16, Right
 from tests.kernels.worlds import LAYER, LAYERS, Shape, World, alone, world
+from tests.seeds import over_seeds
 
 QUANTISED = [INT8, FP8_E4M3, FP8_E5M2]
 by_type = pytest.mark.parametrize("kv_type", QUANTISED, ids=lambda one: one.name)
@@ -33,20 +36,20 @@ def attended(made: World, soft_cap: float | None = None) -> Tensor:
     return torch_attention.attend(made.queries, made.cache, made.batch, scale=0.3, soft_cap=soft_cap)
 
 
-def right(made: World, kv_type: KvType, soft_cap: float | None = None) -> Tensor:
+def right(made: World, kv_type: KvType, soft_cap: float | None = None) -> Right:
     """The slow reference over the values that the storage means, after `attended`."""
-    values = plain(made.cache, made.batch.block_size, kv_type)
-    return reference.attend(made.queries, values, replace(made.batch, kv_type=None), scale=0.3, soft_cap=soft_cap)
+    values, batch = plain(made.cache, made.batch.block_size, kv_type), replace(made.batch, kv_type=None)
+    arithmetic = TORCH_BFLOAT16 if made.queries.dtype == torch.bfloat16 else IN_FLOAT32
+    return reference.attend(made.queries, values, batch, scale=0.3, soft_cap=soft_cap, arithmetic=arithmetic)
 
 
-def assert_equals_reference(made: World, kv_type: KvType, soft_cap: float | None = None, tolerance: float = 2e-6) -> None:
+def assert_equals_reference(made: World, kv_type: KvType, soft_cap: float | None = None) -> None:
     found = attended(made, soft_cap)
-    assert torch.isfinite(found).all()
-    torch.testing.assert_close(found, right(made, kv_type, soft_cap), atol=tolerance, rtol=tolerance)
+    right(made, kv_type, soft_cap).assert_near(found)
 
 
 @by_type
-@pytest.mark.parametrize("seed", range(12))
+@over_seeds(12)
 def test_random_steps_equal_the_reference_over_what_is_stored(kv_type: KvType, seed: int) -> None:
     chance = random.Random(seed)
     shape = Shape(
@@ -96,17 +99,20 @@ def test_a_long_context_is_read_piece_by_piece_and_changes_nothing(
     assert whole.dtype == dtype
     monkeypatch.setattr(torch_attention, "DEQUANTISED_VALUES", 8 * 16 * 3)
     assert torch.equal(attended(made), whole)
-    assert_equals_reference(made, kv_type, tolerance=2e-6 if dtype is torch.float32 else 2e-2)
+    assert_equals_reference(made, kv_type)
 
 
 @by_type
 def test_rows_give_the_same_alone_as_together(kv_type: KvType) -> None:
     made = quantised(world(Shape(window=11), [3, 64, 20, 9, 30, 41], [1, 1, 1, 1, 30, 6], seed=7), kv_type)
     together = attended(made)
+    answer = right(made, kv_type)
+    answer.assert_near(together)
     for row in range(6):
         part = slice(int(made.batch.query_starts[row]), int(made.batch.query_starts[row + 1]))
         own = torch_attention.attend(made.queries[part], made.cache, alone(made, row), scale=0.3, soft_cap=None)
-        torch.testing.assert_close(own, together[part], atol=2e-6, rtol=1e-5)
+        answer.of(part).assert_near(own)
+        answer.of(part).assert_alike(own, together[part])
 
 
 @by_type
@@ -116,7 +122,8 @@ def test_storage_of_a_single_block_is_read_and_written(kv_type: KvType) -> None:
     batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slots=torch.arange(5), memo={})
     torch_attention.write(single[:, LAYER], made.keys, made.values, batch)
     found = torch_attention.attend(made.queries, single[:, LAYER], batch, scale=0.3, soft_cap=None)
-    torch.testing.assert_close(found, attended(made))
+    assert torch.equal(found, attended(made))
+    right(made, kv_type).assert_near(found)
 
 
 @by_type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,3 +109,13 @@ def alone(world: World, row: int) -> AttentionBatch:
         decodes=int(row < batch.decodes),
         memo={},
     )
+
+
+def with_threads(threads: int, work: Callable[[], Tensor]) -> Tensor:
+    """What `work` gives with so many threads of torch's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return work()
+    finally:
+        torch.set_num_threads(before)

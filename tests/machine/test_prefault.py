@@ -7,17 +7,14 @@ import mmap
 import os
 import subprocess
 import sys
-from pathlib import Path
+import threading
 
 import pytest
 import torch
 from torch import Tensor
 
-from kveik.config import CacheConfig, EngineConfig, ModelConfig
-from kveik.engine.llm import LLM
 from kveik.machine.address_space import address_space
 from kveik.machine.prefault import STEP, first_bytes, prefault
-from tests.engine.tiny import save_tiny_gemma
 
 MIB = 1 << 20
 
@@ -44,7 +41,7 @@ def populates() -> bool:
 def test_the_first_bytes_of_each_become_resident_and_no_others() -> None:
     memory, other = region(40 * MIB), region(4 * MIB)
     memory[3 * MIB] = 7
-    prefault([memory, other], [36 * MIB, MIB]).join()
+    prefault([memory, other], [36 * MIB, MIB], threading.Event()).join()
     for one, size in ((memory, 36 * MIB), (other, MIB)):
         found, pages = resident(one), size // mmap.PAGESIZE
         assert all(found[:pages])
@@ -52,48 +49,39 @@ def test_the_first_bytes_of_each_become_resident_and_no_others() -> None:
     assert memory.sum() == memory[3 * MIB] == 7
 
 
-def test_it_goes_step_by_step_and_ends_where_the_system_does_not_know_how() -> None:
-    memory, asked = region(40 * MIB), list[tuple[int, int]]()
+def test_it_goes_step_by_step_until_it_is_told_to_stop_or_the_system_does_not_know_how() -> None:
+    memory, asked, stop = region(40 * MIB), list[tuple[int, int]](), threading.Event()
 
     def advise(address: int, size: int) -> bool:
         asked.append((address - memory.data_ptr(), size))
         return len(asked) < 4
 
-    prefault([memory], [2 * STEP + 5], advise).join()
+    prefault([memory], [2 * STEP + 5], stop, advise).join()
     assert asked == [(0, STEP), (STEP, STEP), (2 * STEP, 5)]
-    prefault([memory], [3 * STEP], advise).join()
+    prefault([memory], [3 * STEP], stop, advise).join()
     assert asked[3:] == [(0, STEP)]
+    stop.set()
+    prefault([memory], [3 * STEP], stop, advise).join()
+    assert len(asked) == 4
 
 
-def test_one_sequence_is_provided_for_and_a_large_one_in_part() -> None:
+def test_the_first_blocks_of_each_are_counted_and_of_many_a_part() -> None:
     full, windowed = torch.empty(100, 4096, dtype=torch.uint8), torch.empty(5, 1024, dtype=torch.uint8)
-    assert first_bytes([full, windowed], block_size=16, max_model_len=160) == [10 * 4096, 5 * 1024]
-    assert first_bytes([full, windowed], block_size=16, max_model_len=16_000) == [100 * 4096, 5 * 1024]
-    assert first_bytes([full], block_size=16, max_model_len=160, most=4096) == [4096]
-    assert first_bytes([], block_size=16, max_model_len=160) == []
-
-
-def test_an_engine_provides_for_its_first_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[tuple[list[Tensor], list[int]]] = []
-    monkeypatch.setattr("kveik.engine.build.prefault", lambda pool, sizes: begun.append((pool, sizes)))
-    model = ModelConfig(model=str(save_tiny_gemma(tmp_path)), threads=1)
-    llm = LLM(EngineConfig(model=model, cache=CacheConfig(num_gpu_blocks_override=512)))
-    [(pool, sizes)] = begun
-    assert len(pool) == 2
-    assert sizes == first_bytes(pool, llm.loaded.config.cache.block_size, llm.loaded.max_model_len)
-    assert all(0 < size <= one.nbytes for size, one in zip(sizes, pool, strict=True))
-    llm.close()
+    assert first_bytes([full, windowed], blocks=10) == [10 * 4096, 5 * 1024]
+    assert first_bytes([full, windowed], blocks=1000) == [100 * 4096, 5 * 1024]
+    assert first_bytes([full], blocks=10, most=4096) == [4096]
+    assert first_bytes([], blocks=10) == []
 
 
 ENDS_AT_ONCE = """
-import atexit, time, torch
+import atexit, threading, time, torch
 from kveik.machine.prefault import STEP, prefault
 calls = []
 def advise(address, size):
     calls.append(size)
     time.sleep(0.02)
     return True
-thread = prefault([torch.empty(1)], [500 * STEP], advise)
+thread = prefault([torch.empty(1)], [500 * STEP], threading.Event(), advise)
 atexit.register(lambda: print(thread.is_alive(), len(calls) < 500))
 """
 

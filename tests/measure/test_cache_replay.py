@@ -13,8 +13,7 @@ from benchmarks.traces import agents, cycle
 from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
-from kveik.measure.cache_replay import Replay, TraceRequest, tier_of
-from kveik.measure.trace_replay import read_trace
+from kveik.measure.replay import Replay, TraceRequest, read_trace, tier_of
 
 TRACES = Path(__file__).parents[1] / "traces"
 CONVERSATION, SYNTHETIC = TRACES / "conversation_1200.jsonl.gz", TRACES / "synthetic_700.jsonl.gz"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kveik.errors import BadValue, Unreachable
-from kveik.measure.trace_replay import Policy, ReplaySetting, read_trace, replay
+from kveik.measure.replay import Policy, ReplaySetting, read_trace, replay
 
 TRACES = Path(__file__).parents[1] / "traces"
 TRACE, CONVERSATION = TRACES / "synthetic_700.jsonl.gz", TRACES / "conversation_1200.jsonl.gz"

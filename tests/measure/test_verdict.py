@@ -1,4 +1,4 @@
-"""What an evaluation says in words: on the loss, and on drawing tokens."""
+"""Sentences of an evaluation: on the loss, and on sampling."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kveik.measure.distance import distances
-from kveik.measure.evaluation import Divergence, Evaluation, GreedyAgreement, Side, divergence_of, loss_of, shift_of
-from kveik.measure.verdict import quality_sentence, sampling_sentence
+from kveik.measure.distance import Divergence, distances, divergence_of, loss_of, shift_of
+from kveik.measure.verdict import Evaluation, GreedyAgreement, Side, quality_sentence, sampling_sentence
 from tests.seeds import over_seeds
 
 SIDE = Side({}, "bfloat16", "bfloat16", "as they are", 1, 1, perplexity=10.0, entropy=2.0, tail=0.01)

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from kveik.model.linear import PackedLinear, PlainLinear, make_linear
+from kveik.model.linear import Linear, PackedLinear, PlainLinear, make_linear
+from tests.bounds import FLOAT32, LIBRARY, STEEPEST, assert_within, product_bound, rounded_bound
 
 packs = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this machine")
 WAYS = [(PlainLinear, torch.float32), pytest.param(PackedLinear, torch.bfloat16, marks=packs)]
+
+
+def assert_products(linear: Linear, x: Tensor, other: Tensor, wide: Tensor, before: Tensor) -> None:
+    """The product and what follows it. `wide`: float64, off by `before`; results are rounded to the type of x once or twice."""
+
+    def near(found: Tensor, right: Tensor, error: Tensor) -> None:
+        assert found.dtype == x.dtype
+        assert_within(found, right, rounded_bound(right, error, x.dtype))
+
+    once = rounded_bound(wide, before, x.dtype)
+    near(linear(x), wide, before)
+    # Half of a tanh's error, or a sigmoid's, and the roundings around it.
+    activated = STEEPEST * once + 2 * LIBRARY * FLOAT32 * wide.abs()
+    near(linear.activated(x, "silu"), functional.silu(wide), activated)
+    near(linear.activated(x, "gelu_tanh"), functional.gelu(wide, approximate="tanh"), activated)
+    near(linear.times(x, other.clone()), wide * other.double(), once * other.double().abs())
+    near(linear.plus(x, other.clone()), wide + other.double(), once)
 
 
 @pytest.mark.parametrize(("way", "dtype"), WAYS)
@@ -22,15 +41,10 @@ def test_products_and_what_follows_them(way, dtype, biased, rows):
         return torch.randn(*shape, generator=chance).to(dtype)
 
     weight, bias, x, other = normal(48, 32), normal(48) if biased else None, normal(rows, 32), normal(rows, 48)
-    wide = functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 6e-2}
+    wide = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     linear = way(weight, bias)
     assert linear.weight_bytes == 48 * 32 * dtype.itemsize
-    torch.testing.assert_close(linear(x).float(), wide, **near)
-    torch.testing.assert_close(linear.activated(x, "silu").float(), functional.silu(wide), **near)
-    torch.testing.assert_close(linear.activated(x, "gelu_tanh").float(), functional.gelu(wide, approximate="tanh"), **near)
-    torch.testing.assert_close(linear.times(x, other.clone()).float(), wide * other.float(), **near)
-    torch.testing.assert_close(linear.plus(x, other.clone()).float(), wide + other.float(), **near)
+    assert_products(linear, x, other, wide, product_bound(x, weight, bias))
 
 
 def test_the_door_packs_what_the_machine_multiplies_natively():

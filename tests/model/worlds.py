@@ -11,8 +11,8 @@ from torch import Tensor
 from kveik.cache.layout import blocks_for
 from kveik.kernels.attention import AttentionBatch
 from kveik.kernels.kv_types import KvType
-from kveik.model.batch import StepBatch
 from kveik.model.decoder import Decoder
+from kveik.model.step_batch import StepBatch
 
 POISON = 0xFF
 """In every byte: scales are NaN."""

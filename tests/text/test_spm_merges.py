@@ -7,7 +7,7 @@ import random
 import pytest
 from transformers.tokenization_utils_base import generate_merges
 
-from kveik.text.spm_merges import merges_from_scores
+from kveik.text.gguf_vocabulary import merges_from_scores
 from tests.seeds import over_seeds
 
 

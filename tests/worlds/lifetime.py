@@ -16,7 +16,6 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import psutil
-import torch
 
 from benchmarks.scheduler import facts_without_model
 from kveik.cache.eviction.hazard import HazardPolicy
@@ -25,6 +24,7 @@ from kveik.cache.eviction.priority import PriorityPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.clock import StepClock
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
+from kveik.device.cpu import CpuPoolMemory
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import eviction_policy, tier_setting
 from kveik.engine.planner import plan_model
@@ -34,7 +34,7 @@ from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import Metrics
 from kveik.observe.tiers import log_tiers
-from kveik.offload.carrier import PoolMemory, TierCarrier
+from kveik.offload.carrier import TierCarrier
 from kveik.offload.manager import OffloadManager
 from kveik.offload.open_tiers import open_tiers
 from kveik.offload.stores.disk import DiskStore
@@ -145,9 +145,9 @@ class Lifetime:
             record_facts=True,
         )
         bus, step_cost = EventBus(), StepCost()
-        tensors = [torch.zeros(count, one.block_bytes // 4) for count, one in zip(blocks, plan.memory.layouts, strict=True)]
+        memory = CpuPoolMemory(plan.memory.layouts, blocks, plan.kv_type.storage)
         setting = tier_setting(config, plan, b"model", "float32")
-        offload = open_tiers(setting, self.kv_cache, step_cost, PoolMemory(tensors), self.clock, publish=bus.publish)
+        offload = open_tiers(setting, self.kv_cache, step_cost, memory, self.clock, publish=bus.publish)
         assert isinstance(offload, OffloadManager)
         assert isinstance(offload.carrier, TierCarrier)
         self.carrier, self.chain = offload.carrier, offload.chain

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bytes_loaded import bytes_per_step, file_bytes_per_step
+from benchmarks.bytes_read import bytes_per_step, file_bytes_per_step
 from benchmarks.peers.workload import answer
 from kveik import __version__
 from kveik.cli.config_file import read_config_file

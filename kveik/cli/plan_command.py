@@ -1,4 +1,4 @@
-"""kveik plan: the arithmetic of a model on this machine, before any memory is taken."""
+"""Command `kveik plan`: the memory that a model needs on this machine, computed before any is taken."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from kveik.cli.options import Settings
 from kveik.cli.start import show
 from kveik.config import EngineConfig
 from kveik.engine.eviction import tier_setting
-from kveik.engine.expected import expected_weight_bytes
-from kveik.engine.planner import plan_model
+from kveik.engine.planner import expected_weight_bytes, plan_model
 from kveik.model.catalogue import find_model
 from kveik.model.weights import open_model
 from kveik.offload.open_tiers import check_tiers, plan_tiers

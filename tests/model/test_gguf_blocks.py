@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
-from kveik.model.raw import runs
+from kveik.model.gguf import runs
 from kveik.model.tensors import tensor_shapes
 from kveik.model.weights import open_model
 from tests.model.tiny import WIDE, save_folder, save_gguf, tiny_model

@@ -1,4 +1,4 @@
-"""Which parts of a text are read: disjoint, spread over it, and exactly as many tokens as were asked for."""
+"""Parts of a text that are read: disjoint, spread over it, and exactly as many tokens as were asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kveik.measure.excerpts import prompts, windows
+from kveik.measure.hidden_states import prompts, windows
 from tests.seeds import over_seeds
 
 

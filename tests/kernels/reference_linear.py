@@ -87,10 +87,36 @@ def coarse(weight: Quantised, span: int = SPAN) -> Doubles:
 
 def linear(weight: Quantised, x: Floats, bias: Floats | None, span: int = SPAN) -> Doubles:
     """x [rows, inputs] -> [rows, outputs]."""
-    weights = coarse(weight, span) if len(x) >= ROWS_MANY else dequantised(weight).astype(np.float64)
+    scaled, minimum = _operands(weight, span, many=len(x) >= ROWS_MANY)
     with np.errstate(invalid="ignore"):
-        product: Doubles = quantised_rows(x, span) @ weights.T
+        product: Doubles = quantised_rows(x, span) @ (scaled + minimum).T
     return product if bias is None else product + bias
+
+
+def squares(weight: Quantised, x: Floats, bias: Floats | None, span: int = SPAN) -> tuple[int, Doubles]:
+    """How many floats add up to a result, and the sum of their squares [rows, outputs].
+
+    Each is a sum of integers times the scales of a group or span, or a group's minimum times the sum of a row's integers.
+    """
+    many = len(x) >= ROWS_MANY
+    width = span if many else min(GROUP, x.shape[1] // weight.scale.shape[1])
+    rows, total = quantised_rows(x, span), np.zeros((len(x), len(weight.values)))
+    parts = _operands(weight, span, many=many)
+    for part in parts if weight.minimum is not None and not many else parts[:1]:
+        for first in range(0, x.shape[1], width):
+            total += (rows[:, first : first + width] @ part[:, first : first + width].T) ** 2
+    count = 2 * -(-x.shape[1] // width)
+    return (count, total) if bias is None else (count + 1, total + bias.astype(np.float64) ** 2)
+
+
+def _operands(weight: Quantised, span: int, *, many: bool) -> tuple[Doubles, Doubles]:
+    """What rows meet, each [outputs, inputs]: scaled values, and minima where they meet them on their own."""
+    group = weight.values.shape[1] // weight.scale.shape[1]
+    if many:
+        scaled = coarse(weight, span)
+        return scaled, np.zeros_like(scaled)
+    scaled = (weight.values.astype(np.float64) - weight.zero) * weight.scale.repeat(group, 1)
+    return scaled, np.zeros_like(scaled) if weight.minimum is None else weight.minimum.repeat(group, 1).astype(np.float64)
 
 
 def _int8(x: Floats) -> tuple[Ints, Floats]:

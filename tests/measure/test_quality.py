@@ -15,11 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.errors import BadValue, Broken, Unreachable
-from kveik.measure import evaluate as module
-from kveik.measure.evaluate import EvaluationProgress, Task, evaluate
-from kveik.measure.evaluation import Evaluation
-from kveik.measure.excerpts import windows
-from kveik.measure.verdict import quality_sentence
+from kveik.measure import quality
+from kveik.measure.hidden_states import windows
+from kveik.measure.quality import Task, evaluate
+from kveik.measure.verdict import Evaluation, quality_sentence
 from kveik.text.heldout import HeldOutText
 from tests.engine.tiny import save_tiny_llama
 
@@ -41,7 +40,7 @@ def config_of(folder: Path, **model: object) -> EngineConfig:
 
 
 def measured(config: EngineConfig, against: EngineConfig, task: Task = TASK) -> Evaluation:
-    return evaluate(config, against, task, lambda progress: None)
+    return evaluate(config, against, task, lambda stage, done, total: None)
 
 
 def changed(folder: Path, into: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Path:
@@ -166,14 +165,14 @@ def test_keys_and_values_are_read_back_as_they_were_stored(kind: str, share: flo
 
 
 def test_progress_names_each_stage_and_ends_when_all_is_done(folder: Path) -> None:
-    told: list[EvaluationProgress] = []
-    evaluate(config_of(folder), config_of(folder), TASK, told.append)
-    stages = list(dict.fromkeys(progress.stage for progress in told))
+    told: list[tuple[str, int, int]] = []
+    evaluate(config_of(folder), config_of(folder), TASK, lambda *report: told.append(report))
+    stages = list(dict.fromkeys(stage for stage, _, _ in told))
     verbs = [stage.split()[0] for stage in stages]
     assert verbs == ["loading", "reading", "writing"] * 2
     assert [stage.split()[-1] for stage in stages] == ["baseline"] * 3 + ["configuration"] * 3
-    assert [progress.done for progress in told] == sorted(progress.done for progress in told)
-    assert told[-1].done == told[-1].total == 2 * (297 + 3 * module.NEW_TOKENS)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert told[-1][1:] == (2 * (297 + 3 * quality.NEW_TOKENS),) * 2
 
 
 def test_without_prompts_nothing_is_written(folder: Path) -> None:
@@ -182,7 +181,7 @@ def test_without_prompts_nothing_is_written(folder: Path) -> None:
 
 
 def test_the_context_is_the_usual_one_or_as_much_as_the_model_has(folder: Path, tmp_path: Path) -> None:
-    assert measured(config_of(folder), config_of(folder), replace(TASK, context=None, prompts=0)).context == module.CONTEXT
+    assert measured(config_of(folder), config_of(folder), replace(TASK, context=None, prompts=0)).context == quality.CONTEXT
     short = config_of(folder, max_model_len=64)
     assert measured(short, config_of(folder), replace(TASK, context=None, prompts=0)).context == 64
 

@@ -1,4 +1,4 @@
-"""The tokens of one step, laid out as flat arrays: what the executor hands to the decoder."""
+"""Flat arrays of one step's tokens, which the executor hands to the decoder."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Device: memory of the pool, copies of blocks, threads and instruction set."""
