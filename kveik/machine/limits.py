@@ -50,7 +50,7 @@ class ThreadPlan:
         given = f"{counted(len(self.cpus), 'CPU')} allowed, {counted(self.cores, 'physical core')}, {quota}"
         why = f"as {self.explicit} says; there are" if self.explicit else "the least of"
         if self.requested is not None:
-            why = f"{self.explicit} requests {self.requested}, more than the CPUs that are allowed;"
+            why = f"{self.explicit} sets {self.requested}, more than the CPUs that are allowed;"
         return f"{counted(self.threads, 'thread')}: {why} {given}."
 
 

@@ -177,7 +177,7 @@ def test_more_threads_than_cpus_are_refused_with_both_numbers(tmp_path, threads)
 def test_more_threads_in_the_environment_than_cpus_become_their_number(tmp_path):
     plan = cpu_threads(tmp_path, {3, 5}, omp_num_threads="5000,2")
     assert plan.threads == 2
-    assert plan.sentence.startswith("2 threads: OMP_NUM_THREADS requests 5000, more than the CPUs that are allowed; 2 CPUs")
+    assert plan.sentence.startswith("2 threads: OMP_NUM_THREADS sets 5000, more than the CPUs that are allowed; 2 CPUs")
     assert cpu_threads(tmp_path, {3, 5}, omp_num_threads="2").requested is None
 
 
