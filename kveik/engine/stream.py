@@ -233,7 +233,7 @@ class RequestStream:
 
         self._buffer_tokens = buffer_tokens * request.sampling.n
         self._several = False
-        """Whether an event with more than one token has come."""
+        """True if an event with more than one token has come."""
 
         self._abort = abort
         self._news = asyncio.Event()

@@ -27,7 +27,7 @@ class Draft:
         """True if a running sequence was preempted because no block was left."""
 
         self.any_behind = True
-        """Whether a running sequence has more to compute than its newest output token."""
+        """True if a running sequence has more to compute than its newest output token."""
 
         self._batch = batch
         self._counts: dict[Sequence, int] = {}

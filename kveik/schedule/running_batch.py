@@ -158,7 +158,7 @@ class RunningBatch:
 
     @property
     def gapless(self) -> bool:
-        """Whether every row has a sequence."""
+        """True if every row has a sequence."""
         return not self._gaps
 
     def behind(self) -> list[Sequence]:
