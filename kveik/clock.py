@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the engine asks for the time."""
+    """Source of time for the engine."""
 
     def now(self) -> float:
         """Seconds, monotonic, from an arbitrary start."""
@@ -24,7 +24,7 @@ class SystemClock:
 
 @dataclass
 class StepClock:
-    """Time that moves only when told to."""
+    """Time that moves only by `advance`."""
 
     seconds: float = 0.0
 

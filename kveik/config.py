@@ -1,4 +1,4 @@
-"""Every setting, as frozen slices, one per folder that needs it. Command line, docs page and config file come from here.
+"""Settings as frozen slices, one per folder that needs them. Command line, docs page and config file come from here.
 
 A field's docstring is its help text; its unit stands in the sentence. A field that the command line should not offer has
 `metadata={"hidden": True}`. Checked once, in `__post_init__`; nothing edits a slice afterwards.
@@ -14,14 +14,14 @@ from kveik.errors import BadValue
 BLOCK_SIZES = (8, 16, 32, 64)
 
 KV_ALIASES = {"bf16": "bfloat16", "fp8": "fp8_e4m3"}
-"""Other names for types of keys and values, and whose they are."""
+"""Other names for types of keys and values -> the type."""
 
 
 LASTING_BYTES = 16 << 30
-"""What a tier that outlives the server holds, where nobody says how much."""
+"""Default capacity of a tier that outlives the server, in bytes."""
 
 LARGEST = (1 << 63) - 1
-"""No number of bytes, tokens or threads is beyond it, and what is below takes it for granted."""
+"""Largest number of bytes, tokens or threads that a setting may have; native code relies on it."""
 
 
 def _flag(name: str) -> str:
@@ -39,7 +39,7 @@ def _at_least(slice_: object, **minima: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and in which arithmetic."""
+    """Model, and the arithmetic that it runs in."""
 
     model: str = "smollm2-135m"
     """A catalogue name, a folder in Hugging Face layout, or a .gguf file."""
@@ -48,9 +48,10 @@ class ModelConfig:
     """Arithmetic of weights and activations. auto: bfloat16 where the CPU multiplies it natively, else float32."""
 
     quantization: Literal["auto", "bf16", "w8a8", "w4a8"] = "auto"
-    """How weights are kept and multiplied. bf16: as --dtype says, nothing quantised anew. w8a8: 8-bit weights, one scale per
-    32 inputs (without native kernels: per output), times 8-bit activations. w4a8: the blocks of a quantised GGUF file as they
-    are, times 8-bit activations. auto: the quickest of them that leaves the file's weights as they are."""
+    """Format of weights in memory and arithmetic of products. bf16: as --dtype says, nothing quantised anew. w8a8: 8-bit
+    weights, one scale per 32 inputs (without native kernels: per output), times 8-bit activations. w4a8: the blocks of a
+    quantised GGUF file as they are, times 8-bit activations. auto: the fastest of them that leaves the file's weights as they
+    are."""
 
     max_model_len: int | None = None
     """Context in tokens, prompt and output together. Default: the model's own."""
@@ -74,66 +75,66 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """How much key/value memory there is, and how it is cut."""
+    """Size of the memory for keys and values, and its division into blocks and tiers."""
 
     block_size: int = 16
     """Tokens per block: 8, 16, 32 or 64. Smaller wastes less at the tail; larger keeps tables short."""
 
     enable_prefix_caching: bool = True
-    """Find blocks of earlier prompts by content. Off: only the choices of one request share."""
+    """Reuse blocks of earlier prompts by content. Off: only the choices of one request share blocks."""
 
     eviction_policy: Literal["hazard", "lru"] = "hazard"
-    """Which cached block goes first when one is needed. hazard: what is least likely to be used soon, as learnt from what was
-    used again. lru: what was not used for longest."""
+    """Order in which cached blocks are evicted. hazard: the block that is least likely to be used soon, as learnt from earlier
+    reuse, goes first. lru: the least recently used block goes first."""
 
     eviction_file: str | None = None
-    """File in which a server keeps what hazard has learnt over restarts. Default: one per model in the user's cache folder."""
+    """File that keeps what hazard has learnt over restarts. Default: one per model in the user's cache folder."""
 
     public_prefix: tuple[str, ...] = ()
     """Files with beginnings of prompts whose blocks all tenants share; may be given several times. Text as a completion's
     prompt, or in .json a list of token ids or of chat messages. Only whole blocks inside the beginning are shared."""
 
     kv_cache_dtype: Literal["auto", "bfloat16", "bf16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    """Type of stored keys and values. auto: the model's. int8 and fp8 (which is fp8_e4m3) hold nearly twice as many tokens as
+    """Type of stored keys and values. auto: the model's. int8 and fp8 (alias of fp8_e4m3) hold nearly twice as many tokens as
     bfloat16 (bf16): one byte per value, and a scale of two bytes per token and head. int8 is the most exact of them."""
 
     kv_cache_memory_bytes: int | None = None
-    """Bytes for keys and values, taken once at start. Default: what --gpu-memory-utilization leaves."""
+    """Bytes for keys and values, allocated once at start. Default: the rest of --gpu-memory-utilization."""
 
     gpu_memory_utilization: float = 0.5
-    """Share of the memory that the cgroup really leaves, for weights, workspace and blocks together; in (0, 1]."""
+    """Share of the available memory (cgroup limits included) for weights, workspace and blocks together; in (0, 1]."""
 
     num_gpu_blocks_override: int | None = None
-    """Blocks per layer group, whatever the memory says. For tests and experiments."""
+    """Blocks per layer group, in place of a number derived from memory. For tests and experiments."""
 
     kv_ram_bytes: int | None = None
-    """Bytes of memory for what the pool gives up, beside the pool. Default: none."""
+    """Bytes of RAM, beside the pool, for blocks that the pool evicts. Default: no such tier."""
 
     kv_ram_encoding: Literal["auto", "int8", "raw"] | None = None
-    """How blocks are kept there. auto: int8 where the pool has bfloat16 or float32, which holds two to four times as many;
-    raw: as the pool has them, without any loss. Default: auto."""
+    """Encoding of blocks in that RAM. auto: int8 where the pool has bfloat16 or float32, which holds two to four times as many;
+    raw: as the pool has them, without loss. Default: auto."""
 
     kv_disk: str | None = None
-    """Folder for what pool and memory give up, and for what is worth keeping at the end. One server at a time."""
+    """Folder for blocks that pool and RAM evict, and for blocks worth keeping over a restart. One server at a time."""
 
     kv_disk_bytes: int | None = None
-    """Bytes that the folder takes at most, with all that belongs to it. Default: 16 GiB."""
+    """Bytes of the folder at most, all its files included. Default: 16 GiB."""
 
     kv_remote: str | None = None
-    """Address of a Valkey or Redis server that several servers share: redis://host:6379/0, or rediss:// for TLS. With --api-key
-    they share where all have the same --tenant-secret-file."""
+    """Address of a Valkey or Redis server that several servers share: redis://host:6379/0, or rediss:// for TLS. With
+    --api-key, servers share blocks where all have the same --tenant-secret-file."""
 
     kv_remote_bytes: int | None = None
-    """Bytes that this server has there at most, of what it wrote within the last day, as far as it knows. Default: 16 GiB."""
+    """Bytes there at most, of blocks that this server wrote within the last day. Default: 16 GiB."""
 
     kv_write_policy: Literal["filtered", "write-through", "second-touch"] | None = None
-    """When a block is written below. filtered: when the tier above gives it up and it is worth it. write-through: as soon as
-    it is there at all, so that a crash loses little. second-touch: when given up after being used twice, for worn drives.
-    Default: filtered."""
+    """Time at which a block is stored in a tier. filtered: when the tier above evicts it and it is worth storing.
+    write-through: as soon as it is cached, so that a crash loses little. second-touch: when it is evicted after two uses, for
+    worn drives. Default: filtered."""
 
     hybrid_kv_cache_fraction: float | None = None
-    """Share of the memory for keys and values that lies below the pool, as --kv-ram-bytes would; in [0, 1). 0.2 to 0.3 suits
-    contexts beyond 100,000 tokens. Default: none."""
+    """Share of the memory for keys and values that becomes a tier in RAM, as with --kv-ram-bytes; in [0, 1). 0.2 to 0.3 suits
+    contexts beyond 100,000 tokens. Default: no such tier."""
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -159,16 +160,16 @@ class CacheConfig:
 
     @property
     def ram_encoding(self) -> Literal["auto", "int8", "raw"]:
-        """How blocks are kept in RAM, as given or by default."""
+        """Encoding of blocks in RAM, as given or by default."""
         return self.kv_ram_encoding or "auto"
 
     @property
     def write_policy(self) -> Literal["filtered", "write-through", "second-touch"]:
-        """When a block is written below, as given or by default."""
+        """Time at which a block is stored in a tier, as given or by default."""
         return self.kv_write_policy or "filtered"
 
     def _check_places(self) -> None:
-        """A setting of a tier that there is not, or a place without a name, is a mistake that nobody would notice."""
+        """Refuse empty names, and settings of a tier that is not configured: they would have no effect."""
         for name, what in (("kv_disk", "a folder"), ("kv_remote", "an address")):
             place = getattr(self, name)
             if place is not None and not place.strip():
@@ -182,7 +183,9 @@ class CacheConfig:
         )
         for name, tier, flags in wanted:
             if not tier and (value := getattr(self, name)) is not None:
-                raise BadValue(f"{_flag(name)} is {value}, but there is no {flags}, without which it does nothing.", param=name)
+                raise BadValue(
+                    f"{_flag(name)} is {value}; it has no effect without {flags}. Add one, or leave it out.", param=name
+                )
 
     def _check_below(self) -> None:
         fraction = self.hybrid_kv_cache_fraction
@@ -193,23 +196,22 @@ class CacheConfig:
             )
         if fraction is not None and (self.kv_ram_bytes is not None or self.num_gpu_blocks_override is not None):
             raise BadValue(
-                "--hybrid-kv-cache-fraction says how memory is divided; --kv-ram-bytes and --num-gpu-blocks-override say it "
-                "outright. Give one or the other.",
+                "--hybrid-kv-cache-fraction excludes --kv-ram-bytes and --num-gpu-blocks-override. Give one or the other.",
                 param="hybrid_kv_cache_fraction",
             )
         if not self.enable_prefix_caching and (fraction or self.kv_ram_bytes or self.kv_disk or self.kv_remote):
             raise BadValue(
-                "Tiers below the pool keep prefixes that are found by content; without --enable-prefix-caching none is.",
+                "Tiers below the pool need prefix caching. Give --enable-prefix-caching, or leave the tiers out.",
                 param="enable_prefix_caching",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
-    """How many tokens and sequences a step may hold, and who comes first."""
+    """Bounds on tokens and sequences of a step, and the order of requests."""
 
     max_num_seqs: int = 64
-    """Sequences running at once."""
+    """Sequences that run at once."""
 
     max_num_batched_tokens: int = 2048
     """Tokens in one step, decodes and prefill chunks together."""
@@ -218,22 +220,22 @@ class ScheduleConfig:
     """Prompt tokens in one step, all sequences together. 512 keeps streams smooth; 2048 suits batch work."""
 
     long_prefill_token_threshold: int | None = None
-    """Prompt tokens of one sequence in one step at most, so that short prompts pass long ones. Default: no such cap."""
+    """Prompt tokens of one sequence in one step at most, so that short prompts pass long ones. Default: no bound."""
 
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come, first served. priority: lower `priority` first, then arrival."""
 
     priority_aging_seconds: float = 30.0
-    """Seconds of age that weigh as much as one priority level, so that a low priority is served in bounded time. inf: none."""
+    """Seconds of age that weigh as much as one priority level, so that every request waits a bounded time. inf: no aging."""
 
     max_waiting: int = 1024
-    """Sequences in the queue at most; more are refused with 429."""
+    """Sequences in the waiting queue at most; more are refused with 429."""
 
     look_past: int = 8
-    """Waiting sequences that may be passed over while one ahead does not fit, so that it does not block the line."""
+    """Waiting sequences that may be passed over because they do not fit, so that smaller ones behind them are admitted."""
 
     look_past_limit: int = 64
-    """How often one waiting sequence may be passed over before nobody else is admitted ahead of it."""
+    """Times that one waiting sequence may be passed over, before no other is admitted ahead of it."""
 
     def __post_init__(self) -> None:
         _at_least(self, max_num_seqs=1, max_num_batched_tokens=1, prefill_chunk_size=1, long_prefill_token_threshold=1)
@@ -246,20 +248,20 @@ class ScheduleConfig:
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise BadValue(
                 f"--max-num-seqs is {self.max_num_seqs}, more than --max-num-batched-tokens {self.max_num_batched_tokens}; "
-                "every running sequence needs room for one token in every step.",
+                "every running sequence needs one token of every step. Lower the first or raise the second.",
                 param="max_num_seqs",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """How tokens reach their readers."""
+    """Delivery of tokens to their readers."""
 
     stream_buffer_tokens: int = 1024
-    """Tokens of one choice that may wait for a slow reader; beyond it the request is aborted and its blocks freed."""
+    """Tokens of one choice that may wait for a slow reader; beyond that the request is aborted and its blocks are freed."""
 
     seed: int = 0
-    """Seed from which requests without a seed of their own get theirs."""
+    """Seed from which the seeds of requests without one are derived."""
 
     def __post_init__(self) -> None:
         _at_least(self, stream_buffer_tokens=1)
@@ -267,7 +269,7 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The OpenAI door: where it listens and what it lets in."""
+    """HTTP server: addresses, keys, bounds and timeouts."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -279,29 +281,29 @@ class ServerConfig:
     """Names under which the model is served; may be given several times. Default: the model's own."""
 
     api_key: tuple[str, ...] = ()
-    """Keys that may ask, one tenant each; may be given several times. None given: everybody may, as one tenant."""
+    """API keys with access, one tenant each; may be given several times. Default: access without a key, as one tenant."""
 
     tenant_share: tuple[str, ...] = ()
-    """KEY=RESERVED or KEY=RESERVED:MAXIMUM, for one --api-key; may be given several times. Shares, from 0 to 1, of what the
-    cache keeps after requests: what other keys never take from it, and what it never exceeds."""
+    """KEY=RESERVED or KEY=RESERVED:MAXIMUM, for one --api-key; may be given several times. Shares of the cached blocks, from 0
+    to 1: RESERVED is never evicted for other keys, MAXIMUM is never exceeded."""
 
     tenant_secret_file: str | None = None
     """File with the secret from which tenants' cache salts are derived, of 16 bytes or more. Servers that share a --kv-remote
-    need a copy of the same. Default: one made in the user's cache folder."""
+    need a copy of the same file. Default: one created in the user's cache folder."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     """Bytes of a request body at most."""
 
     stall_seconds: float = 60.0
-    """Seconds that a client may leave a request body unsent or a streamed answer unread, before its connection is dropped."""
+    """Timeout in seconds for a client that does not send its request body or does not read a streamed answer."""
 
     keep_alive_seconds: float = 75.0
-    """Seconds that a connection may stay idle between two calls. Longer than most proxies and clients keep theirs, so that
+    """Seconds that a connection may stay idle between two calls. Longer than the timeouts of most proxies and clients, so that
     they close it first."""
 
     drain_seconds: float = 30.0
-    """Seconds that running requests may go on after a stop signal, before they are aborted; and that writing to --kv-disk or
-    --kv-remote what is worth keeping may take after that."""
+    """Seconds that running requests may continue after a stop signal, before they are aborted. Blocks worth keeping are then
+    stored in --kv-disk or --kv-remote for as many seconds at most."""
 
     special_tokens_in_content: bool = False
     """Let text inside messages act as template markers. Off: such text is plain text."""
@@ -332,7 +334,7 @@ class ServerConfig:
             raise BadValue(f"--api-key number {place} {problem}. Give another.", param="api_key")
 
     def tenant_shares(self) -> dict[str, tuple[float, float]]:
-        """Key -> shares that are reserved for it, and that it has at most. Raises BadValue; a message never names a key."""
+        """Returns key -> (reserved share, maximum share). Raises BadValue; a message never names a key."""
         shares = {}
         for place, entry in enumerate(self.tenant_share, start=1):
             key, _, numbers = entry.rpartition("=")
@@ -350,13 +352,13 @@ class ServerConfig:
             shares[key] = (reserved, maximum)
         total = sum(reserved for reserved, _ in shares.values())
         if total > 1:
-            raise BadValue(f"--tenant-share reserves {total:g} of the cache in all; at most 1 can be.", param="tenant_share")
+            raise BadValue(f"--tenant-share reserves {total:g} of the cache in all. Reserve at most 1.", param="tenant_share")
         return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The slices that an engine needs, together."""
+    """Slices that an engine needs."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

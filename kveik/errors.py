@@ -1,23 +1,23 @@
-"""Errors, drawn as one tree with two trunks.
+"""Error classes, drawn as one tree with two trunks.
 
 KveikError
-├── Refused            the caller's: nothing changed, the message names the number and the setting; HTTP 4xx
+├── Refused            the caller's fault: nothing changed, the message names number and setting; HTTP 4xx
 │   ├── BadValue           a parameter outside its range                               400
 │   ├── PromptTooLong      more tokens than the context holds                          400 context_length_exceeded
 │   ├── Unsupported        a model, tensor type or feature that is not built           400
 │   ├── ModelBroken        weights missing, truncated or inconsistent                  400
 │   ├── DoesNotFit         memory, context or blocks do not suffice                    400
-│   ├── Unreachable        a download, folder or port that cannot be had               400
+│   ├── Unreachable        a download, folder or port that is not available            400
 │   ├── NotAuthorized      a missing or wrong API key                                  401
-│   ├── ModelNotFound      a model name that is not served                             404 model_not_found
+│   ├── ModelNotFound      a model name that this server does not serve                404 model_not_found
 │   ├── BodyStalled        a request body that does not arrive                         408
 │   ├── BodyTooLarge       more bytes than the server reads                            413
 │   ├── WrongMediaType     a request body that is not plain JSON                       415
 │   └── Overloaded         the queue is full, or the server is draining                429 / 503
-└── Broken             ours: HTTP 5xx, logged with the plan that was running
+└── Broken             the server's fault: HTTP 5xx, logged with the plan that was running
     ├── NonFiniteLogits    the model produced NaN or Inf for one request                500 non_finite_logits
     ├── StepFailed         the step that computed the request failed as a whole         500 step_failed
-    └── EngineStopped      a fault outside a step: the engine takes no more requests    500 engine_stopped
+    └── EngineStopped      a fault outside a step: the engine accepts no more requests  500 engine_stopped
 
 Caught in one place each: `kveik.cli.main` for the command line, `kveik.server.app` for HTTP, `kveik.engine.loop` for the step.
 """
@@ -32,10 +32,10 @@ class KveikError(Exception):
 
     status: int = 500
     code: str | None = None
-    """OpenAI's machine-readable code, where one exists."""
+    """OpenAI's machine-readable code; None where OpenAI has none."""
 
     param: str | None = None
-    """The request field at fault, where one is."""
+    """The request field at fault; None where no single field is."""
 
     @property
     def message(self) -> str:
@@ -57,7 +57,7 @@ class BadValue(Refused):
 
 
 class PromptTooLong(Refused):
-    """The prompt and the tokens asked for do not fit into the context.
+    """The prompt and the requested tokens do not fit into the context.
 
     The sentences are OpenAI's: clients that shorten a prompt by themselves recognise the error by its text.
     """
@@ -74,7 +74,7 @@ class PromptTooLong(Refused):
         wanted_field: str = "max_tokens",
         at_least: bool = False,
     ) -> None:
-        """`wanted`: new tokens, asked for in `wanted_field`. `at_least`: the prompt was given up before its last token."""
+        """`wanted`: new tokens, requested in `wanted_field`. `at_least`: `tokens` is a lower bound of the prompt's length."""
         place = "messages" if prompt_field == "messages" else "prompt"
         if wanted is None:
             what, shorter = f"your {place} resulted in {'at least ' * at_least}{counted(tokens, 'token')}", place
@@ -105,18 +105,18 @@ class DoesNotFit(Refused):
 
 
 class Unreachable(Refused):
-    """A download, a folder or a port cannot be had."""
+    """A download, a folder or a port is not available."""
 
 
 class NotAuthorized(Refused):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class ModelNotFound(Refused):
-    """A model name that this server does not serve."""
+    """The server does not serve a model of this name."""
 
     status = 404
     code = "model_not_found"
@@ -154,7 +154,7 @@ class WrongMediaType(Refused):
 
 
 class Overloaded(Refused):
-    """The queue is full (429) or the server is stopping (503). Worth trying again after `retry_after` seconds."""
+    """The queue is full (429) or the server is stopping (503). The client may retry after `retry_after` seconds."""
 
     status = 429
 
@@ -165,33 +165,39 @@ class Overloaded(Refused):
 
 
 class Broken(KveikError):
-    """A fault of the server. The message says what the caller may know; the log has the rest."""
+    """The server is at fault. The message holds what is safe for the client; the log holds the rest."""
 
     status = 500
 
 
 class NonFiniteLogits(Broken):
-    """The model produced NaN or Inf for one request; that request ends, the others go on."""
+    """The model produced NaN or Inf for one request. That request ends; the others continue."""
 
     code = "non_finite_logits"
 
     def __init__(self) -> None:
-        super().__init__("The model's logits were not finite (NaN or infinite) for this request. It was ended, others go on.")
+        super().__init__(
+            "The model's logits for this request are not finite (NaN or infinite). The request has ended; other requests "
+            "continue. If this happens again, start the server with --dtype float32."
+        )
 
 
 class StepFailed(Broken):
-    """The step failed as a whole; the sequences in it end, those that were not in it go on."""
+    """The step failed as a whole. The sequences in it end; the others continue."""
 
     code = "step_failed"
 
     def __init__(self) -> None:
-        super().__init__("The step that computed this request failed inside the engine. The request was ended, others go on.")
+        super().__init__(
+            "The step that computed this request failed inside the engine. The request has ended; other requests continue. "
+            "Send it again; the server's log has the cause."
+        )
 
 
 class EngineStopped(Broken):
-    """A fault outside the model's step: the engine's state may be wrong, so it takes no more requests."""
+    """A fault outside the model's step: the engine's state may be wrong, so it accepts no more requests."""
 
     code = "engine_stopped"
 
     def __init__(self) -> None:
-        super().__init__("The engine has stopped after a fault. The server must be started again.")
+        super().__init__("The engine has stopped after a fault. Restart the server; its log has the cause.")

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers with their nouns, in singular and plural."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_tier_setting_without_its_tier_is_refused_with_what_it_wants() -> None
         for value in VALUES[name]:
             others: dict[str, object] = {tier: at for tier, at in TIERS.items() if tier not in tiers}
             for without in ({}, others):
-                with pytest.raises(BadValue, match=f"^{flag_of(name)} is {value}, but there is no ") as refused:
+                with pytest.raises(BadValue, match=f"^{flag_of(name)} is {value}; it has no effect without ") as refused:
                     CacheConfig(**{name: value}, **without)  # type: ignore[arg-type]  # a setting by its name
                 assert all(flag_of(tier) in refused.value.message for tier in tiers)
                 assert refused.value.param == name
@@ -60,7 +60,7 @@ def test_a_tier_setting_without_its_tier_is_refused_with_what_it_wants() -> None
 
 
 def test_a_share_of_nothing_is_no_tier() -> None:
-    with pytest.raises(BadValue, match="--kv-write-policy is filtered, but there is no --kv-disk, "):
+    with pytest.raises(BadValue, match="--kv-write-policy is filtered; it has no effect without --kv-disk, "):
         CacheConfig(kv_write_policy="filtered", hybrid_kv_cache_fraction=0)
 
 

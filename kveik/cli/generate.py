@@ -71,7 +71,7 @@ def _tokens(llm: LLM, number: int, text: str, chat: bool) -> list[int]:
     if not tokens:
         raise BadValue(f"Prompt {number} has 0 tokens, and at least 1 is needed.", param="prompt")
     try:
-        llm.room_after(tokens)
+        llm.max_new_tokens(tokens)
     except PromptTooLong as error:
         raise BadValue(f"Prompt {number} is too long. {error.message}", param="prompt") from error
     return tokens

@@ -108,5 +108,5 @@ def _counts(loop: EngineLoop, scheduler: Scheduler) -> Mapping[str, int | float]
         "blocks held": sum(group.held for group in groups),
         "blocks cached": sum(group.cached for group in groups),
         "blocks free": sum(group.free for group in groups),
-        "share of prompt tokens found in the cache": scheduler.prefix_hits / queries if queries else 0.0,
+        "share of prompt tokens hit in the cache": scheduler.prefix_hits / queries if queries else 0.0,
     }

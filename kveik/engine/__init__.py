@@ -1,1 +1,1 @@
-"""engine.step(): plan, run, settle, record · loop (the only thread that steps) · stream · llm (offline face) · executor."""
+"""Engine: steps (plan, run, settle, record), the thread that runs them, streams, executor and the offline LLM."""

@@ -1,4 +1,4 @@
-"""From a configuration to an engine that can step: opens, plans, loads, measures, joins the parts."""
+"""Builds an engine from a configuration: opens, plans, loads, measures and joins the parts."""
 
 from __future__ import annotations
 

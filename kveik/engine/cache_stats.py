@@ -1,4 +1,4 @@
-"""Contents and totals of pool and tiers, for /cache/stats, and the reset of both."""
+"""Contents and totals of pool and tiers, for /cache/stats, and their reset."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kveik.observe.tiers import TierSnapshot
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Tokens of prompts looked up in the cache, and those found, in the pool or by loading; since the start."""
+    """Prompt tokens looked up in the cache, and those hit, in the pool or by loading, since the start."""
 
-    asked: int
-    found: int
+    queried: int
+    hit: int
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Contents and totals of pool and tiers. Its fields are those of the answer in JSON."""
+    """Contents and totals of pool and tiers. The answer in JSON has the same fields."""
 
     pool: tuple[GroupUsage, ...]
     """Blocks of each layer group."""
@@ -32,24 +32,24 @@ class CacheStats:
     tiers: tuple[TierSnapshot, ...]
     """From the nearest to the pool down."""
 
-    known: Mapping[str, int]
-    """Contents that the offload manager counts, per tier."""
+    contents: Mapping[str, int]
+    """Blocks that the offload manager knows in each tier, by its name."""
 
 
 def tier_snapshots(engine: Engine) -> list[TierSnapshot]:
-    """Each tier at this moment, from the nearest to the pool down. From any thread."""
+    """Returns the tiers at this moment, from the nearest to the pool down. Any thread may call it."""
     return [one.snapshot for one in engine.offload.stats()]
 
 
 def cache_stats(engine: Engine) -> CacheStats:
-    """Everything at one moment between two steps."""
+    """Returns the statistics of one moment between two steps."""
     scheduler, tiers = engine.scheduler, engine.offload.stats()
     return CacheStats(
         pool=tuple(scheduler.kv_cache.usage),
         prompt_tokens=PromptTokens(scheduler.prefix_queries, scheduler.prefix_hits),
         loads_waiting=engine.offload.loading,
         tiers=tuple(one.snapshot for one in tiers),
-        known={one.snapshot.name: one.contents for one in tiers},
+        contents={one.snapshot.name: one.contents for one in tiers},
     )
 
 
@@ -57,7 +57,7 @@ def reset_cache(engine: Engine) -> None:
     """Remove all contents, in the pool and in every tier that is not shared; running requests keep their blocks."""
     engine.scheduler.kv_cache.reset()
     engine.recorder.idled()
-    # Facts recorded before are of contents that are removed now.
+    # Facts recorded before concern contents that are removed now.
     engine.attend()
     engine.offload.reset()
     engine.attend()

@@ -1,4 +1,4 @@
-"""One step of the engine: plan, launch, collect, settle, record. Knows no thread, no socket and no text."""
+"""One step of the engine: plan, launch, collect, settle, record. Independent of threads, sockets and text."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kveik.words import counted
 logger = logging.getLogger(__name__)
 
 IDS_TOLD = 8
-"""Requests that one line of the log names."""
+"""Requests that one log line lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step brought for the readers."""
+    """Results of one step for the readers."""
 
     sequences: tuple[Sequence, ...] = ()
     """[rows] of the plan"""
@@ -42,7 +42,7 @@ class StepReport:
     """By row, the news of those with more to tell than one token; they go before `singles`."""
 
     admitted: tuple[tuple[int, int], ...] = ()
-    """(sequence id, prompt tokens found in the cache) of sequences admitted for the first time."""
+    """(sequence id, prompt tokens hit in the cache) of sequences admitted for the first time."""
 
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
@@ -58,7 +58,7 @@ class StepReport:
 
 
 class Engine:
-    """Lets every sequence's computed tokens catch up with its length, step by step."""
+    """Advances every sequence's computed tokens to its length, step by step."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Engine:
         seed: int,
         step_cost: StepCost | None = None,
     ) -> None:
-        """`step_cost`: where something else uses it too."""
+        """`step_cost`: an estimate shared with others; None: one of its own."""
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
@@ -85,7 +85,7 @@ class Engine:
         """Sequences that have not been admitted yet."""
 
         self._rows: tuple[tuple[int, ...], tuple[Sequence, ...]] = ((), ())
-        """Rows of the latest step: ids, and the same sequences. Mostly they are the same again."""
+        """Rows of the latest step: ids and their sequences. Most steps have the same again."""
 
     @property
     def has_work(self) -> bool:
@@ -93,24 +93,25 @@ class Engine:
 
     @property
     def pause(self) -> float:
-        """Seconds for which there is nothing to do, unless a tier has something to tell: all who are here wait for loads."""
+        """Seconds to sleep while every sequence waits for a load; news of a tier end the sleep."""
         deadline = self.offload.deadline if self._stalled else None
         return 0.0 if deadline is None else max(0.0, deadline - self.clock.now())
 
     @property
     def unsettled(self) -> bool:
-        """Whether it is to attend soon although nothing runs: something may have to be told of a tier."""
+        """True if `attend` is due soon although nothing runs, because the state of a tier may have changed."""
         return self.offload.unsettled
 
     def add(self, request: Request) -> tuple[int, ...]:
         """Queue all choices of a request. Returns their sequence ids, in the order of the choices.
 
-        Raises `PromptTooLong` where prompt and new tokens exceed the context, `Overloaded` where the queue has no room for all.
+        Raises `PromptTooLong` where prompt and new tokens exceed the context, `Overloaded` where not all fit into the queue.
         """
         count = request.sampling.n
-        if self.scheduler.room < count:
+        left = self.scheduler.queue_capacity_left
+        if left < count:
             raise Overloaded(
-                f"The queue has room for {counted(self.scheduler.room, 'sequence')} (--max-waiting); this request adds {count}."
+                f"The queue takes {counted(left, 'more sequence')} (--max-waiting); this request adds {count}. Try again later."
             )
         self._stalled = False
         now = self.clock.now()
@@ -129,7 +130,7 @@ class Engine:
         return tuple(sequence.id for sequence in added)
 
     def abort(self, sequence_id: int, reason: FinishReason = "abort") -> bool:
-        """End a sequence now and free its blocks; False when it had ended already."""
+        """End a sequence now and free its blocks. Returns False when it had ended already."""
         if sequence_id not in self._live:
             return False
         now = self.clock.now()
@@ -141,7 +142,7 @@ class Engine:
         return True
 
     def step(self) -> StepReport:
-        """Compute one step and tell what it brought. A step that fails as a whole ends its sequences; the others go on."""
+        """Compute one step and report its results. A step that fails as a whole ends its sequences; the others continue."""
         self.offload.attend(self.clock.now())
         started = self.clock.now()
         plan = self.scheduler.plan(started)
@@ -156,7 +157,7 @@ class Engine:
             self.recorder.planned(plan, admitted)
             outcome = self.executor.collect()
         except Exception:
-            return self._give_up(plan)
+            return self._fail_step(plan)
         now = self.clock.now()
         sequences = self._sequences(plan)
         settled = self.scheduler.settle(plan, outcome, now)
@@ -170,13 +171,13 @@ class Engine:
         return StepReport(sequences, singles, details, cached, outcome.prompt_logprobs)
 
     def attend(self) -> None:
-        """Between steps: take note of what tiers tell, and give them what there is to do."""
+        """Between steps: process news of tiers, and start their transfers."""
         now = self.clock.now()
         self.offload.attend(now)
         self.offload.carry_out(now)
 
     def learn(self) -> None:
-        """Let the cache draw conclusions from what it has seen: milliseconds now and then, for between two steps."""
+        """Update the cache's statistics. Takes milliseconds now and then; call it between two steps."""
         now = self.clock.now()
         self.scheduler.kv_cache.evictor.learn(now)
         self.offload.learn(now)
@@ -193,14 +194,14 @@ class Engine:
         return [self._live[sequence_id] for sequence_id in first]
 
     def _retire(self, sequence_id: int, reason: FinishReason, now: float) -> None:
-        """The scheduler has let go of the sequence; so does everybody else."""
+        """Remove a sequence that the scheduler has ended."""
         sequence = self._live.pop(sequence_id)
         self._queued.discard(sequence_id)
         self.recorder.finished(sequence, reason, now)
 
-    def _give_up(self, plan: StepPlan) -> StepReport:
-        """The step failed as a whole: its sequences end with an error. What they would have written is cached nowhere."""
-        logger.exception("A step failed, and with it %s. The plan was %s", counted(plan.rows, "sequence"), plan)
+    def _fail_step(self, plan: StepPlan) -> StepReport:
+        """End the sequences of a step that failed as a whole, with an error. None of its blocks are cached."""
+        logger.exception("step failed: sequences=%d plan=%s", plan.rows, plan)
         sequences = tuple(self._live[sequence_id] for sequence_id in plan.sequence_ids)
         for sequence in sequences:
             self.abort(sequence.id, "error")
@@ -221,7 +222,7 @@ def _details(sequences: Items[Sequence], outcome: StepOutcome, settled: Settled)
     """The events of rows with more to tell than one token."""
     if outcome.failed:
         ids = ", ".join(sequences[row].request.id for row in sorted(outcome.failed)[:IDS_TOLD])
-        logger.error("Logits that were not finite end %s: %s", counted(len(outcome.failed), "sequence"), ids)
+        logger.error("logits not finite, sequences ended: sequences=%d requests=%s", len(outcome.failed), ids)
     reported = {int(np.searchsorted(outcome.offsets, place, side="right")) - 1 for place in outcome.logprobs}
     several = np.flatnonzero(settled.kept > 1).tolist()
     rows = {*settled.finished, *outcome.failed, *reported, *several}

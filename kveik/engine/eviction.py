@@ -1,4 +1,4 @@
-"""Makes the eviction policy that is asked for, and keeps what it learns in a file over restarts."""
+"""Creates the configured eviction policy, and saves its learnt tables in a file over restarts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 Shares = Mapping[bytes, tuple[float, float]]
-"""Tenant -> which shares of a store are reserved for it, and how much it has at most."""
+"""Tenant -> (reserved share of a store, maximum share)."""
 
 
 def eviction_policy(config: CacheConfig, blocks: int, seed: int, shares: Shares | None = None) -> EvictionPolicy | None:
-    """The policy that is asked for, bounded by requests' hints and tenants' shares. `blocks`: of the group that leads.
+    """Returns the configured policy, bounded by requests' hints and tenants' shares. `blocks`: of the leading group.
 
-    None: without prefix caching there is nothing to decide.
+    None without prefix caching.
     """
     if not config.enable_prefix_caching:
         return None
@@ -51,7 +51,7 @@ def eviction_policy(config: CacheConfig, blocks: int, seed: int, shares: Shares 
 def tier_setting(
     config: EngineConfig, plan: ModelPlan, fingerprint: bytes = b"", kv_dtype: str = "", shares: Shares | None = None
 ) -> TierSetting:
-    """Tiers for this model, each with a policy of its own. Without fingerprint: for arithmetic only."""
+    """Returns the tiers for this model, each with a policy of its own. Without fingerprint: for memory planning only."""
 
     def policy(name: str, capacity_bytes: int, record_bytes: int) -> EvictionPolicy:
         chance = random.Random(f"{config.stream.seed} {name}")
@@ -70,7 +70,7 @@ def _bounded(config: CacheConfig, records: int, chance: random.Random) -> Evicti
 
 
 def grants_of(shares: Shares, capacity: int) -> dict[bytes, Grant]:
-    """Shares of a store that holds so much, in its own units."""
+    """Returns the shares in units of the store's capacity."""
     return {tenant: Grant(int(low * capacity), int(high * capacity)) for tenant, (low, high) in shares.items()}
 
 
@@ -83,25 +83,25 @@ class Learner(Protocol):
 
 
 class LearntFile:
-    """Tables of a policy, as arrays in a .npz file. What is wrong with the file is told in the log, and costs nothing else."""
+    """Tables of a policy, as arrays in a .npz file. Faults of the file are logged and have no other effect."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def load(self, policy: Learner) -> bool:
-        """Give the policy what an earlier one has learnt. False where there is nothing to give."""
+        """Restore the tables that an earlier policy saved. Returns False where there are none."""
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 policy.restore({name: arrays[name] for name in arrays.files})
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-            logger.warning("What was learnt cannot be read from %s, and is learnt anew: %s", self.path, error)
+            logger.warning("learnt tables not readable, learning anew: path=%s error=%s", self.path, error)
             return False
         return True
 
     def save(self, *learners: Learner) -> None:
-        """Replace the file, whole or not at all; not where nothing was learnt."""
+        """Replace the file atomically. Without tables the file stays."""
         learnt = {name: array for one in learners for name, array in one.learnt().items()}
         if not any(array.any() for array in learnt.values()):
             return
@@ -114,11 +114,11 @@ class LearntFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink()
-            logger.warning("What was learnt cannot be kept in %s: %s", self.path, error)
+            logger.warning("learnt tables not saved: path=%s error=%s", self.path, error)
 
 
 def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path | None:
-    """The file that is configured, else one per model in the user's cache folder; None where the user has no such folder."""
+    """Returns the configured file, else one per model in the user's cache folder; None without such a folder."""
     if config.eviction_file is not None:
         return Path(config.eviction_file)
     try:
@@ -128,7 +128,7 @@ def learnt_path(config: CacheConfig, fingerprint: bytes) -> Path | None:
 
 
 def can_keep(path: Path | None) -> bool:
-    """Whether a file can be written there; where it cannot, one warning, so that nobody learns of it at the end."""
+    """Returns whether a file can be written there. If not, logs one warning at the start rather than at the end."""
     reason = "the user has no home folder"
     if path is not None:
         try:
@@ -139,20 +139,20 @@ def can_keep(path: Path | None) -> bool:
         except OSError as error:
             reason = f"{path.parent} cannot be made ({error.strerror})"
     logger.warning(
-        "Nothing that eviction learns is kept over a restart: %s. Set KVEIK_HOME to a folder that can be written, or give "
-        "--eviction-file.",
+        "learnt tables will not be saved over a restart: reason=%s (set KVEIK_HOME to a writable folder, or give "
+        "--eviction-file)",
         reason,
     )
     return False
 
 
 def costs_path(path: Path) -> Path:
-    """The file for what loading and computing cost, beside the one for eviction."""
+    """Returns the file for measured costs of loading and computing, beside the one for eviction."""
     return path.with_name(f"{path.stem}.costs.npz")
 
 
 def load_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepCost) -> bool:
-    """Let an engine's policies, in pool and tiers, and its costs go on from what was learnt before; whether it is so."""
+    """Restore the policies of pool and tiers, and the costs, from earlier tables. Returns whether there were any."""
     known = [LearntFile(path).load(one) for one in (evictor.policy, *offload.policies) if one is not None]
     for costs in (step_cost, offload):
         LearntFile(costs_path(path)).load(costs)
@@ -160,7 +160,7 @@ def load_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepC
 
 
 def save_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepCost) -> None:
-    """Save what was learnt. Tiers learn from the same requests as the pool, so that its tables do for all."""
+    """Save the learnt tables. Tiers learn from the same requests as the pool, so its tables serve for all."""
     if evictor.policy is not None:
         LearntFile(path).save(evictor.policy)
     LearntFile(costs_path(path)).save(step_cost, offload)

@@ -1,4 +1,4 @@
-"""Executors of step plans: copies blocks, lays out the batch, runs the decoder, samples. A plan is all that they need."""
+"""Executors of step plans: copy blocks, lay out the batch, run the decoder, sample. They need nothing but a plan."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from kveik.sample.verify import accepted
 from kveik.schedule.plan import PromptLogprobs, PromptTargets, StepOutcome, StepPlan
 
 LOGIT_ROWS = 64
-"""Rows of logits held at once where a prompt's log-probabilities are asked for; bounds the workspace."""
+"""Rows of logits in memory at once where a prompt's log-probabilities are requested; bounds the workspace."""
 
 Ints = NDArray[np.int64]
 
 
 class Executor(Protocol):
-    """Carries out plans, one after the other: `launch` and `collect` alternate."""
+    """Runs plans, one after the other: `launch` and `collect` alternate."""
 
     def launch(self, plan: StepPlan) -> None:
-        """Carry out the plan's copies of blocks and begin the step. What is written into the pool before the next `launch`
-        must not touch the plan's blocks. Raises only when the whole step failed.
+        """Copy the plan's blocks and begin the step. Writes into the pool before the next `launch` must not touch the plan's
+        blocks. Raises only when the whole step failed.
         """
         ...
 
     def collect(self) -> StepOutcome:
-        """What the launched plan brought. Raises only when the whole step failed."""
+        """Returns the outcome of the launched plan. Raises only when the whole step failed."""
         ...
 
 
@@ -57,7 +57,7 @@ class Layout:
     """[rows + 1]: the first token of each row"""
 
     contexts: Ints
-    """[rows]: positions known after the step"""
+    """[rows]: tokens in the cache after the step"""
 
     decodes: int
     """Leading rows with one token."""
@@ -66,7 +66,7 @@ class Layout:
     """[logits]: tokens whose logits are sampled, ascending"""
 
     wanted: Ints
-    """[wanted]: those, and tokens that a prompt's log-probabilities need; ascending"""
+    """[wanted]: `samples`, and tokens that a prompt's log-probabilities need; ascending"""
 
 
 class ModelExecutor:
@@ -113,7 +113,7 @@ class ModelExecutor:
         return StepOutcome(outcome.tokens, outcome.offsets, outcome.failed, outcome.logprobs, scored)
 
     def _batch(self, plan: StepPlan, layout: Layout) -> StepBatch:
-        """The plan's tokens as tensors, row after row."""
+        """Returns the plan's tokens as tensors, row after row."""
         tables = plan.tables.read()
         return StepBatch(
             token_ids=torch.from_numpy(plan.token_ids),
@@ -156,7 +156,7 @@ class ModelExecutor:
         return _verified(choices.tokens, starts, guesses, choices.failed, choices.logprobs)
 
     def _score(self, plan: StepPlan, layout: Layout, hidden: Tensor, row: int, targets: PromptTargets) -> PromptLogprobs:
-        """Log-probabilities of the prompt tokens that follow the row's tokens."""
+        """Returns log-probabilities of the prompt tokens that follow the row's tokens."""
         place = int(np.searchsorted(layout.wanted, layout.starts[row]))
         entries: list[TokenLogprob] = []
         for first in range(0, len(targets.tokens), LOGIT_ROWS):
@@ -169,7 +169,7 @@ class ModelExecutor:
 def _verified(
     tokens: Ints, starts: Ints, guesses: Mapping[int, Items[int]], failed: frozenset[int], logprobs: Mapping[int, TokenLogprob]
 ) -> StepOutcome:
-    """The chosen tokens without those that follow a wrong guess or logits that were not finite."""
+    """Returns the chosen tokens without those that follow a wrong guess or logits that were not finite."""
     counts, broken = accepted(tokens, starts, guesses, failed)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     places = np.arange(offsets[-1]) + np.repeat(starts[:-1] - offsets[:-1], counts)
@@ -196,7 +196,7 @@ def _layout(plan: StepPlan) -> Layout:
 
 
 def _last_tokens(ends: Ints, counts: Ints) -> Ints:
-    """The last counts[i] places before each of `ends`, ascending."""
+    """Returns the last counts[i] places before each of `ends`, ascending."""
     total = int(counts.sum())
     if total == len(counts) and (counts == 1).all():
         return ends - 1

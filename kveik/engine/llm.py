@@ -1,4 +1,4 @@
-"""The offline face: prompts in, completions out, in the caller's own thread. No server, no event loop."""
+"""Offline LLM: prompts in, completions out, in the caller's own thread, without server or event loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kveik.text.chat_template import chat_tokens
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One choice's answer to one prompt."""
+    """One choice of one prompt."""
 
     prompt: int
-    """Index of the prompt it answers."""
+    """Index of the prompt."""
 
     choice: int
     text: str
@@ -29,15 +29,15 @@ class Completion:
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that were found in the cache."""
+    """Prompt tokens hit in the cache."""
 
     error: Broken | None = None
-    """What went wrong, where `finish_reason` is "error"; text and tokens are what had come until then."""
+    """The fault, where `finish_reason` is "error"; text and tokens are those before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A request inside the engine: its text so far, and which of its sequences is which choice."""
+    """A request inside the engine: its text so far, and the sequences of its choices."""
 
     text: RequestText
     sequences: Mapping[int, int]
@@ -45,7 +45,7 @@ class Answering:
 
 
 class LLM:
-    """A model with its cache, driven step by step by whoever iterates over its answers."""
+    """A model with its cache, which steps while the caller iterates over answers."""
 
     def __init__(self, config: EngineConfig, report: Callable[[str], None] = lambda line: None) -> None:
         self.loaded: LoadedEngine = open_engine(config, report)
@@ -58,13 +58,13 @@ class LLM:
         self.loaded.close()
 
     def tokens_of_chat(self, messages: Items[Mapping[str, object]]) -> list[int]:
-        """Token ids of a conversation, ready for the model's answer. Raises `Unsupported` without a template."""
+        """Returns token ids of a conversation, up to the model's answer. Raises `Unsupported` without a template."""
         if self.loaded.chat_template is None:
-            raise Unsupported("This model has no chat template; give one with --chat-template FILE.")
+            raise Unsupported("This model has no chat template. Give one with --chat-template FILE.")
         return chat_tokens(self.loaded.chat_template, self.loaded.tokenizer, messages)
 
-    def room_after(self, prompt: Items[int]) -> int:
-        """New tokens that fit behind a prompt. Raises `PromptTooLong` when there is no room for one."""
+    def max_new_tokens(self, prompt: Items[int]) -> int:
+        """Returns the number of new tokens that fit behind a prompt. Raises `PromptTooLong` when none fits."""
         room = self.loaded.max_model_len - len(prompt)
         if room < 1:
             raise PromptTooLong(tokens=len(prompt), allowed=self.loaded.max_model_len)
@@ -73,7 +73,7 @@ class LLM:
     def stream(
         self, prompt: Items[int], sampling: SamplingParams, *, cache_salt: str | None = None
     ) -> Generator[Delta, None, None]:
-        """One prompt's deltas as they come. Closing it frees the request's blocks. Raises `Broken` for one that failed."""
+        """Yields one prompt's deltas as they come. Closing it frees the request's blocks. Raises `Broken` where it failed."""
         answering = self.submit(prompt, sampling, cache_salt=cache_salt)
         try:
             while not answering.text.finished:
@@ -85,16 +85,16 @@ class LLM:
             self.abort(answering)
 
     def cached_tokens_last(self) -> int:
-        """Prompt tokens found in the cache by the request that was submitted last; 0 before the first."""
+        """Prompt tokens hit in the cache by the request that was submitted last; 0 before the first."""
         return 0 if self._last is None else self._last.text.cached_tokens
 
     def generate(
         self, prompts: Items[Items[int]], sampling: SamplingParams, progress: Callable[[int], None] = lambda done: None
     ) -> list[Completion]:
-        """Answers to all prompts, in their order, choice by choice; the engine batches them as memory allows.
+        """Returns completions of all prompts, in their order, choice by choice; the engine batches them as memory allows.
 
-        A choice that fails has its `error`, and the others go on; `none_failed` is for whoever needs them all.
-        progress: told after every step how many prompts have been answered in full.
+        A choice that fails has its `error`, and the others continue; `none_failed` raises it.
+        progress: called after every step with the number of prompts that are complete.
         """
         waiting = list(reversed(list(enumerate(prompts))))
         pending: dict[RequestText, tuple[int, Answering]] = {}
@@ -116,20 +116,20 @@ class LLM:
                         del pending[text]
                 progress(len(done))
         except Exception:
-            # Not after an interrupt: it may have come in the middle of a step, whose books need not be in order.
+            # Not after an interrupt: it may have come in the middle of a step, with the state half updated.
             for _, answering in pending.values():
                 self.abort(answering)
             raise
         return [_completion(number, choice, deltas, done[number]) for (number, choice), deltas in sorted(texts.items())]
 
     def abort(self, answering: Answering) -> None:
-        """End what has not ended of a request and free its blocks."""
+        """End the rest of a request and free its blocks."""
         for sequence_id in answering.sequences.values():
-            self._forget(sequence_id, "abort")
+            self._remove(sequence_id, "abort")
 
     def submit(self, prompt: Items[int], sampling: SamplingParams, *, cache_salt: str | None = None) -> Answering:
-        """Queue a prompt without waiting for it; `step` brings its answer. Prompts with different salts share no blocks."""
-        room = self.room_after(prompt)
+        """Queue a prompt without waiting for it; `step` returns its answer. Prompts with different salts share no blocks."""
+        room = self.max_new_tokens(prompt)
         fitted = replace(sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room))
         request = Request(id=f"offline-{next(self._ids)}", prompt=tuple(prompt), sampling=fitted, cache_salt=cache_salt)
         ids = self.loaded.engine.add(request)
@@ -140,7 +140,7 @@ class LLM:
         return answering
 
     def step(self) -> dict[RequestText, list[Delta]]:
-        """One step; what it brought, by request."""
+        """Run one step. Returns its deltas by request."""
         engine = self.loaded.engine
         report = engine.step()
         engine.learn()
@@ -162,10 +162,10 @@ class LLM:
     def _take(self, answering: Answering, sequence_id: int, event: TokenEvent, news: dict[RequestText, list[Delta]]) -> None:
         for delta in answering.text.take([event]):
             if delta.finish_reason is not None:
-                self._forget(sequence_id, "stop")
+                self._remove(sequence_id, "stop")
             news.setdefault(answering.text, []).append(delta)
 
-    def _forget(self, sequence_id: int, reason: FinishReason) -> None:
+    def _remove(self, sequence_id: int, reason: FinishReason) -> None:
         if self._answering.pop(sequence_id, None) is not None:
             self.loaded.engine.abort(sequence_id, reason)
 
@@ -186,7 +186,7 @@ def _completion(number: int, choice: int, deltas: list[Delta], text: RequestText
 
 
 def none_failed(completions: list[Completion]) -> list[Completion]:
-    """The same. Raises the error of the first that failed."""
+    """Returns the completions, or raises the error of the first that failed."""
     for completion in completions:
         if completion.error is not None:
             raise completion.error

@@ -1,4 +1,4 @@
-"""The only thread that steps. Requests come in through a mailbox; tokens leave through streams.
+"""Engine loop: the only thread that steps. Requests come in through a mailbox; tokens leave through streams.
 
              submit / abort                        call_soon_threadsafe
 event loop ─────────────────▶ mailbox ─▶ step ─▶ stream.put ─────────────▶ reader turns tokens into text
@@ -30,7 +30,7 @@ from kveik.words import counted
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_SECONDS = 60.0
-"""How often an idle engine checks its laws over the whole structure, seconds."""
+"""Seconds between two checks of all invariants while the engine is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End one choice of a stream that its reader has ended (a stop string), or all of them (nobody reads on)."""
+    """End one choice of a stream (the reader found a stop string), or all of them (the reader has gone)."""
 
     stream: RequestStream
     choice: int | None
@@ -56,11 +56,11 @@ class Call:
 
 Message = Nudge | Submit | Abort | Call
 Fault = type[EngineStopped] | None
-"""Why everybody is ended: None, because we stop."""
+"""Error with which all streams end; None: the server stops."""
 
 
 class EngineLoop:
-    """Owns the engine from `start` to `stop`; everything else may be called from any thread."""
+    """Owns the engine from `start` to `stop`. Any thread may call its public methods."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, config: StreamConfig, *, max_waiting: int) -> None:
         self._engine = engine
@@ -75,13 +75,13 @@ class EngineLoop:
         self._streams: dict[int, tuple[RequestStream, int]] = {}
         """sequence id -> (stream, choice), of sequences that have not ended; touched by the loop's thread only."""
         self._sequences: dict[RequestStream, dict[int, int]] = {}
-        """stream -> choice -> sequence id; the same facts the other way round."""
+        """stream -> choice -> sequence id; the inverse of `_streams`."""
         self._woken: set[RequestStream] = set()
         self._rows: tuple[tuple[Sequence, ...], list[RequestStream]] = ((), [])
         self._idle_check_due = 0.0
         self._thread = threading.Thread(target=self._run, name="kveik-step", daemon=True)
 
-    # Any thread.
+    # For any thread.
 
     @property
     def active(self) -> int:
@@ -116,23 +116,23 @@ class EngineLoop:
             abort=self._send_abort,
             reader=asyncio.get_running_loop(),
         )
-        # The message goes out under the lock: once `drain` has been called, none can follow.
+        # The message is sent under the lock: after `drain` none can follow.
         with self._lock:
-            self.check_room(request.sampling.n)
+            self.check_queue_capacity(request.sampling.n)
             self._unplaced += request.sampling.n
             self._mailbox.put(Submit(stream))
         return stream
 
-    def check_room(self, count: int) -> None:
-        """Raises `BadValue` where the queue is too small for so many at any time, `Overloaded` where it has no room now."""
+    def check_queue_capacity(self, count: int) -> None:
+        """Raises `BadValue` where `count` exceeds the queue's capacity, `Overloaded` where it exceeds what is left of it."""
         if count > self._max_waiting:
             raise BadValue(
-                f"The call asks for {counted(count, 'sequence')} (prompts times `n`); the queue takes at most "
+                f"The call needs {counted(count, 'sequence')} (prompts times `n`); the queue takes at most "
                 f"{self._max_waiting} (--max-waiting). Send fewer prompts or a smaller `n`.",
                 param="n",
             )
         if self._draining or not self.alive:
-            raise Overloaded("The server is stopping and takes no new requests.", retry_after=5, status=503)
+            raise Overloaded("The server is stopping and accepts no new requests. Try again later.", retry_after=5, status=503)
         waiting = self._engine.scheduler.waiting + self._unplaced
         if waiting + count > self._max_waiting:
             raise Overloaded(
@@ -141,16 +141,16 @@ class EngineLoop:
             )
 
     def drain(self) -> None:
-        """From now on refuse new requests; those inside go on."""
+        """Refuse new requests from now on; those inside continue."""
         with self._lock:
             self._draining = True
 
     async def ask(self, question: Callable[[Engine], Any]) -> Any:
-        """Run `question(engine)` between steps, on the loop's thread, and give its answer."""
+        """Run `question(engine)` between steps, on the loop's thread, and return its result."""
         call = Call(question, Future())
         with self._lock:
             if self._draining or not self.alive:
-                raise Overloaded("The engine is stopping and answers no more questions.", retry_after=5, status=503)
+                raise Overloaded("The engine is stopping. Try again later.", retry_after=5, status=503)
             self._mailbox.put(call)
         return await asyncio.wrap_future(call.answer)
 
@@ -164,7 +164,7 @@ class EngineLoop:
     def _send_abort(self, stream: RequestStream, choice: int | None) -> None:
         self._mailbox.put(Abort(stream, choice))
 
-    # The loop's thread.
+    # For the loop's thread.
 
     def _run(self) -> None:
         while not self._stopping:
@@ -177,8 +177,8 @@ class EngineLoop:
                 self._wake_readers()
                 self._engine.learn()
             except Exception:
-                # A fault outside the model's step (plan, settle, delivery): the books may be wrong, so nobody is served on.
-                logger.exception("The step loop broke; it stops and every request ends with an error.")
+                # A fault outside the model's step (plan, settle, delivery): the state may be wrong, so every request ends.
+                logger.exception("engine stopped after a fault, all requests end: streams=%d", len(self._sequences))
                 self.drain()
                 self._end_all(EngineStopped)
                 self._wake_readers()
@@ -192,7 +192,7 @@ class EngineLoop:
             self._wake_readers()
             self._handle(self._wait_for_mail())
         elif pause := self._engine.pause:
-            # Everybody waits for a tier, which nudges.
+            # Every sequence waits for a tier, which nudges.
             self._wake_readers()
             with contextlib.suppress(queue.Empty):
                 self._handle(self._mailbox.get(timeout=pause))
@@ -230,7 +230,7 @@ class EngineLoop:
     def _place(self, stream: RequestStream) -> None:
         ids = self._engine.add(stream.request)
         self._sequences[stream] = dict(enumerate(ids))
-        # Together, so that nobody who counts misses a sequence or sees it twice.
+        # Together, so that `active` counts every sequence exactly once.
         with self._lock:
             self._unplaced -= len(ids)
             self._streams.update({sequence_id: (stream, choice) for choice, sequence_id in enumerate(ids)})
@@ -239,10 +239,10 @@ class EngineLoop:
         if choice is None:
             self._end(stream)
             return
-        # A choice that its reader ended had found a stop string.
+        # The reader ends a single choice where it found a stop string.
         sequence_id = self._sequences.get(stream, {}).get(choice)
         if sequence_id is not None:
-            self._forget(sequence_id)
+            self._remove(sequence_id)
             self._engine.abort(sequence_id, "stop")
 
     def _deliver(self, report: StepReport) -> None:
@@ -265,7 +265,7 @@ class EngineLoop:
             self._overrun(stream)
         elif event.finish_reason is not None and sequence.id in self._streams:
             # Without an entry, a row before this one has ended the stream.
-            self._forget(sequence.id)
+            self._remove(sequence.id)
 
     def _rows_of(self, report: StepReport) -> list[RequestStream]:
         """The stream of each row; mostly the rows are those of the step before."""
@@ -278,9 +278,9 @@ class EngineLoop:
         self._end(stream)
 
     def _end(self, stream: RequestStream, fault: Fault = None) -> None:
-        """End all choices of a stream from our side, and tell its reader."""
+        """End all choices of a stream, and notify its reader."""
         for choice, sequence_id in list(self._sequences.get(stream, {}).items()):
-            self._forget(sequence_id)
+            self._remove(sequence_id)
             self._engine.abort(sequence_id, "abort" if fault is None else "error")
             stream.put(_last_word(choice, fault))
         self._woken.add(stream)
@@ -303,7 +303,7 @@ class EngineLoop:
             stream.put(_last_word(choice, fault))
         self._woken.add(stream)
 
-    def _forget(self, sequence_id: int) -> None:
+    def _remove(self, sequence_id: int) -> None:
         stream, choice = self._streams.pop(sequence_id)
         choices = self._sequences[stream]
         del choices[choice]
@@ -311,7 +311,7 @@ class EngineLoop:
             del self._sequences[stream]
 
     def _wake_readers(self) -> None:
-        """One call into each reader's event loop per step, however many streams have news there."""
+        """Make one call into each reader's event loop per step, however many streams have news there."""
         woken, self._woken = self._woken, set()
         readers = {stream.reader for stream in woken}
         for reader in readers:
@@ -319,14 +319,14 @@ class EngineLoop:
             try:
                 reader.call_soon_threadsafe(_wake, streams)
             except RuntimeError:
-                # The reader's event loop has closed: nobody can read on.
+                # The reader's event loop has closed, so no stream is read any more.
                 for stream in streams:
                     self._abort(stream, None)
                 self._woken.difference_update(streams)
 
 
 def _last_word(choice: int, fault: Fault) -> TokenEvent:
-    # An error of its own for each: whoever raises one writes into it.
+    # Each choice has an error object of its own: raising one writes into it.
     return TokenEvent(choice, finish_reason="abort") if fault is None else TokenEvent.failed(choice, fault())
 
 

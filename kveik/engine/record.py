@@ -1,4 +1,4 @@
-"""Turns what the engine did into events. Knows nothing of who reads them."""
+"""Recorder: publishes an event for everything that the engine did."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Recorder:
         self._bus.publish(LoadChanged(self._load()))
 
     def planned(self, plan: StepPlan, first_admissions: Iterable[Sequence]) -> None:
-        """`first_admissions`: those that left the queue for the first time. A request's first choice speaks for it."""
+        """`first_admissions`: sequences admitted for the first time. A request's first choice stands for all."""
         for sequence in first_admissions:
             if sequence.choice == 0:
                 assert sequence.admitted is not None
@@ -59,7 +59,7 @@ class Recorder:
         self.waiting(plan)
 
     def waiting(self, plan: StepPlan) -> None:
-        """Tell of requests whose reason to wait is another than before."""
+        """Publish the requests whose cause to wait has changed."""
         if plan.not_scheduled is self._reasons:
             return
         before = {one.sequence_id: one.cause for one in self._reasons}
@@ -78,7 +78,7 @@ class Recorder:
         now: float,
         seconds: float,
     ) -> None:
-        """A step is over: `live` has everybody who was in it, those included that it finished."""
+        """A step is over. `live` has all its sequences, those included that it finished."""
         for sequence_id in settled.begun:
             sequence = live[sequence_id]
             self._bus.publish(FirstToken(sequence.request.id, now - sequence.arrived))
@@ -111,14 +111,14 @@ class Recorder:
         )
 
     def idled(self) -> None:
-        """The load is what it is outside a step: at the start, and when something ended or was forgotten."""
+        """Publish the load outside a step: at the start, after an abort and after a reset."""
         self._bus.publish(LoadChanged(self._load()))
 
     def overrun(self, request: Request) -> None:
         self._bus.publish(StreamOverrun(request.id))
 
     def _prompt_computed(self, sequence: Sequence, reached: int) -> None:
-        """`reached`: prompt tokens whose keys and values were in the cache once."""
+        """`reached`: prompt tokens whose keys and values have been in the cache."""
         if sequence.choice == 0:
             computed = reached - (sequence.cached_tokens or 0)
             self._bus.publish(PromptComputed(sequence.request.id, computed, sequence.prompt_length - reached))

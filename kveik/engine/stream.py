@@ -1,4 +1,4 @@
-"""Tokens on their way from the step loop to one reader, who turns them into text on his own side."""
+"""Streams of tokens from the step loop to one reader each, which turns them into text in its own thread."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kveik.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new in one choice. Joined texts of all deltas are the choice's text."""
+    """New text and tokens of one choice. The joined texts of all deltas are the choice's text."""
 
     choice: int
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One per token, where the request asked for them."""
+    """One per token, where requested."""
 
     finish_reason: FinishReason | None = None
     """Set on the last delta of a choice, and only there."""
@@ -32,7 +32,7 @@ class Delta:
     """The stop string or stop token id that ended the choice."""
 
     error: Broken | None = None
-    """What went wrong, where `finish_reason` is "error"."""
+    """The fault, where `finish_reason` is "error"."""
 
 
 class Stream(Protocol):
@@ -42,7 +42,7 @@ class Stream(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens found in the cache; final once the first delta is there."""
+        """Prompt tokens hit in the cache; final from the first delta on."""
         ...
 
     @property
@@ -52,15 +52,15 @@ class Stream(Protocol):
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
-        """One entry per prompt token (the first is None), where asked for; complete once the first delta is there."""
+        """One entry per prompt token (the first is None), where requested; complete from the first delta on."""
         ...
 
     def deltas(self) -> AsyncIterator[Delta]:
-        """Every choice's deltas as they come; ends after the last choice's last. Raises `Broken` for one that failed."""
+        """Yields every choice's deltas as they come, until all have ended. Raises `Broken` for one that failed."""
         ...
 
     def abort(self) -> None:
-        """Nobody reads on: end all choices and free their blocks. Harmless after the end."""
+        """End all choices and free their blocks. Has no effect after the end."""
         ...
 
 
@@ -69,21 +69,21 @@ class Occupancy(NamedTuple):
 
     running: int
     waiting: int
-    """Those in the queue, and those that the engine has not looked at yet."""
+    """Sequences in the queue, and those still in the mailbox."""
 
 
 class Door(Protocol):
-    """The engine, as far as the server sees it."""
+    """The server's view of the engine."""
 
     @property
     def occupancy(self) -> Occupancy: ...
 
-    def check_room(self, count: int) -> None:
-        """Whether `count` more sequences can be queued together; changes nothing.
+    def check_queue_capacity(self, count: int) -> None:
+        """Check that `count` more sequences can be queued together; changes nothing.
 
         Raises:
-            BadValue: never, because the queue is smaller than that.
-            Overloaded: not now, because the queue is full or the engine drains.
+            BadValue: the queue is smaller than that.
+            Overloaded: the queue is too full now, or the engine drains.
         """
         ...
 
@@ -93,23 +93,23 @@ class Door(Protocol):
 
 
 class TokenEvent(NamedTuple):
-    """One choice's news from one step: tokens, an end, or both. A named tuple, because a step makes hundreds of them."""
+    """Tokens of one choice from one step, its end, or both. A named tuple, because a step makes hundreds of them."""
 
     choice: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One per token, where the request asked for them."""
+    """One per token, where requested."""
 
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     """The token that ended the choice, where a stop or end token did; its text is not part of the answer."""
 
     error: Broken | None = None
-    """What went wrong, where `finish_reason` is "error"."""
+    """The fault, where `finish_reason` is "error"."""
 
     @classmethod
     def failed(cls, choice: int, error: Broken) -> TokenEvent:
-        """The choice ends without a token, and this is why."""
+        """Returns the event of a choice that ends without a token, with this error."""
         return cls(choice, finish_reason="error", error=error)
 
 
@@ -132,7 +132,7 @@ class ChoiceText:
         )
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """Consume this choice's events in order; events behind a stop string are dropped, for they never happened."""
+        """Consume this choice's events in order; tokens behind a stop string are discarded."""
         last = events[-1]
         tokens = [token for event in events for token in event.tokens]
         logprobs = [logprob for event in events for logprob in event.logprobs]
@@ -170,7 +170,7 @@ class ChoiceText:
 
 
 class RequestText:
-    """All choices of one request as text: what both the offline face and the asynchronous stream are made of."""
+    """All choices of one request as text: shared by the offline LLM and the asynchronous stream."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request = request
@@ -193,13 +193,13 @@ class RequestText:
         return (None, *self._prompt_logprobs)
 
     def add_prompt_logprobs(self, start: int, entries: tuple[TokenLogprob, ...]) -> None:
-        """Entries for prompt tokens from `start`; a chunk seen before (recomputed after a preemption) changes nothing."""
+        """Add entries of prompt tokens from `start` on. A chunk that was computed again after a preemption changes nothing."""
         # The token at 0 has no entry, so the list is one behind the positions.
         if start == len(self._prompt_logprobs) + 1:
             self._prompt_logprobs.extend(entries)
 
     def take(self, events: list[TokenEvent]) -> Iterator[Delta]:
-        """Deltas for events of any choices, in order; nothing for choices that a stop string has ended already."""
+        """Yields deltas for events of any choices, in order; none for choices that a stop string has ended already."""
         by_choice: dict[int, list[TokenEvent]] = {}
         for event in events:
             by_choice.setdefault(event.choice, []).append(event)
@@ -213,7 +213,7 @@ class RequestStream:
     """The asynchronous stream: the loop's thread puts, one task of one event loop reads.
 
     Its buffer is bounded: `put` answers False once a choice has more unread tokens than the limit, and the loop then aborts
-    the request, so that a reader who sleeps cannot hold blocks.
+    the request, so that a reader that stalls cannot hold blocks.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class RequestStream:
 
         self._buffer_tokens = buffer_tokens * request.sampling.n
         self._several = False
-        """Whether an event with more than one token has come."""
+        """True if an event with more than one token has come."""
 
         self._abort = abort
         self._news = asyncio.Event()
@@ -250,10 +250,10 @@ class RequestStream:
     def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
         return self._text.prompt_logprobs
 
-    # The loop's side: called by the step thread only.
+    # For the step thread only.
 
     def put(self, event: TokenEvent) -> bool:
-        """Queue one event; False when the reader is too far behind. Ends are always queued."""
+        """Queue one event. Returns False when the reader is too far behind. Ends are always queued."""
         self._events.append(event)
         self._several = self._several or len(event.tokens) > 1
         return event.finish_reason is not None or self._unread <= self._buffer_tokens
@@ -277,14 +277,14 @@ class RequestStream:
     def put_prompt_logprobs(self, start: int, entries: tuple[TokenLogprob, ...]) -> None:
         self._text.add_prompt_logprobs(start, entries)
 
-    # The reader's side.
+    # For the reader.
 
     def wake(self) -> None:
         """Run on the reader's event loop when there is news."""
         self._news.set()
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Every choice's deltas as they come; ends after the last choice's last. Raises `Broken` for one that failed."""
+        """Yields every choice's deltas as they come, until all have ended. Raises `Broken` for one that failed."""
         while not self._text.finished:
             await self._news.wait()
             self._news.clear()
@@ -297,11 +297,11 @@ class RequestStream:
                 yield delta
 
     def abort(self) -> None:
-        """Nobody reads on: end all choices and free their blocks. Harmless after the end."""
+        """End all choices and free their blocks. Has no effect after the end."""
         self._abort(self, None)
 
     def _drain(self) -> list[TokenEvent]:
-        # popleft is atomic, so that events which arrive meanwhile are either taken now or announced by the next wake.
+        # popleft is atomic, so that events which arrive meanwhile are either read now or announced by the next wake.
         events = []
         while self._events:
             event = self._events.popleft()

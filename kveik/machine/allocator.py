@@ -1,7 +1,7 @@
-"""Bounds on memory that the process takes beside weights, pool and tiers: allocator arenas and caches of compiled products.
+"""Bounds on memory beside weights, pool and tiers: allocator arenas and caches of compiled products.
 
-glibc gives threads that allocate side by side an arena each and keeps in every one what it once held. oneDNN compiles a product
-anew for every number of rows and keeps a thousand of them, half a megabyte each; torch's handles keep as many alive.
+glibc gives each allocating thread an arena, and keeps what was freed in it. oneDNN compiles a product for every number of rows
+and keeps a thousand of them, half a megabyte each; torch's handles keep as many alive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 COMPILED_PRODUCTS = "64"
-"""Compiled products kept. One step needs seven for its number of rows, and those of its attention."""
+"""Compiled products in the cache. One step needs seven for its number of rows, and those of its attention."""
 
 _CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """Read by oneDNN, and by torch for its handles to oneDNN's products."""
@@ -23,7 +23,7 @@ memory stays in the heap and the next step uses it again."""
 
 
 def bound_memory(environment: MutableMapping[str, str]) -> None:
-    """Set the bounds for this process, before torch is loaded. What the environment sets already stays."""
+    """Set the bounds for this process, before torch is loaded. Variables that are set already stay."""
     for name in _CACHES:
         environment.setdefault(name, COMPILED_PRODUCTS)
     mallopt = getattr(_c_library(), "mallopt", None)
@@ -33,14 +33,14 @@ def bound_memory(environment: MutableMapping[str, str]) -> None:
 
 
 def return_free_memory() -> None:
-    """Give the heap's free pages back to the system; without glibc nothing happens."""
+    """Return the heap's free pages to the system; without glibc nothing happens."""
     trim = getattr(_c_library(), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
 
 def resident_bytes(process: Path = Path("/proc/self")) -> int:
-    """Memory of the process that is resident now; 0 where the system does not tell."""
+    """Resident memory of the process, in bytes; 0 where the system does not report it."""
     try:
         return int((process / "statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
     except OSError:

@@ -1,4 +1,4 @@
-"""Where the files of this process's control groups lie, in both versions, whatever the container shows of them.
+"""Control groups of this process, in both versions, as far as the container shows them.
 
     /proc/self/cgroup       0::/user.slice/job        which group, per hierarchy
     /proc/self/mountinfo    … /sys/fs/cgroup - cgroup2 …    where the hierarchy is mounted, and which part of it
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One directory of a chain."""
+    """One folder of a chain."""
 
     folder: Path
     version: int
@@ -25,15 +25,15 @@ class Group:
     """Path from the mount point on, for messages: / or /job."""
 
     def read(self, file: str) -> str | None:
-        """A file's text without the newline, or None where it is not there or not ours to read."""
+        """Returns a file's text without the newline, or None where it is absent or not readable."""
         return read_text(self.folder / file)
 
     def read_number(self, file: str) -> int | None:
-        """None also for `max`."""
+        """Returns a file's number, or None for `max` and where there is none."""
         return to_number(self.read(file))
 
     def stat(self, file: str, key: str) -> int | None:
-        """One line of a file of `key number` lines."""
+        """Returns the number of one line in a file of `key number` lines."""
         for line in (self.read(file) or "").splitlines():
             name, _, value = line.partition(" ")
             if name == key:
@@ -48,14 +48,14 @@ class _Mount:
     version: int
     controllers: frozenset[str]
     top: PurePosixPath
-    """What of the hierarchy is mounted"""
+    """Part of the hierarchy that is mounted"""
 
     point: PurePosixPath
-    """Where"""
+    """Mount point"""
 
 
 def groups(root: Path, controller: str) -> list[Group]:
-    """The chains of groups that may limit this process by `controller` (cpu, memory), each from the group itself upwards.
+    """Returns the chains of groups that may limit this process by `controller` (cpu, memory), each from the group upwards.
 
     root: the file system's root, / or a copy of it.
     """
@@ -70,7 +70,7 @@ def groups(root: Path, controller: str) -> list[Group]:
 
 
 def read_text(path: Path) -> str | None:
-    """None where the file is not there or cannot be read."""
+    """Returns the file's text, or None where it is absent or not readable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -78,7 +78,7 @@ def read_text(path: Path) -> str | None:
 
 
 def to_number(text: str | None) -> int | None:
-    """A whole number that stands alone in the text; None for anything else."""
+    """Returns a whole number that stands alone in the text; None for anything else."""
     try:
         return int(text) if text is not None else None
     except ValueError:
@@ -88,7 +88,7 @@ def to_number(text: str | None) -> int | None:
 def _chain(root: Path, mount: _Mount, member: PurePosixPath) -> Iterator[Group]:
     inside = member.relative_to(mount.top) if member.is_relative_to(mount.top) else PurePosixPath(".")
     if ".." in inside.parts:
-        # The group lies outside of what the container's own view shows.
+        # The group lies outside of the container's view.
         inside = PurePosixPath(".")
     point = root / mount.point.relative_to("/")
     for part in (inside, *inside.parents):
@@ -98,7 +98,7 @@ def _chain(root: Path, mount: _Mount, member: PurePosixPath) -> Iterator[Group]:
 
 
 def _memberships(root: Path) -> dict[str, PurePosixPath]:
-    """Controller → group; the unified hierarchy under the empty name."""
+    """Returns controller → group; the unified hierarchy has the empty name."""
     found = {}
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -109,7 +109,7 @@ def _memberships(root: Path) -> dict[str, PurePosixPath]:
 
 
 def _mounts(root: Path) -> list[_Mount]:
-    """What mountinfo tells; where it tells nothing, the usual places."""
+    """Returns the mounts of mountinfo; where it lists none, the usual places."""
     found = []
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
         place, _, kind = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""Moves what is resident onto huge pages. Linux only, and only advice: where it is not taken, nothing changes but speed.
+"""Moves resident memory onto huge pages. Linux only, and only advice: without it the process is slower.
 
 A decode step reads every weight once. On pages of 4 KiB that is tens of thousands of page-table look-ups per step, and the
 processor's prefetchers stop at every page's end; on pages of 2 MiB there are a few hundred. See madvise(2), MADV_COLLAPSE
@@ -23,10 +23,10 @@ MADV_COLLAPSE = 25
 
 
 def collapse_onto_huge_pages(process: Path = Path("/proc/self")) -> int:
-    """Put the process's large anonymous mappings onto huge pages, now and for what is written later.
+    """Put the process's large anonymous mappings onto huge pages, now and for later writes.
 
-    Returns how many bytes lie on huge pages afterwards; 0 where the system has none or does not tell. To be called when the
-    weights are loaded and before the pool is mapped, whose pages come when they are written.
+    Returns the bytes on huge pages afterwards; 0 where the system has none or does not report them. Call it when the weights
+    are loaded and before the pool is mapped, whose pages take memory when they are written.
     """
     try:
         advise = ctypes.CDLL(None).madvise
@@ -36,7 +36,7 @@ def collapse_onto_huge_pages(process: Path = Path("/proc/self")) -> int:
     for first, stop in mappings:
         for advice in (getattr(mmap, "MADV_HUGEPAGE", None), MADV_COLLAPSE):
             if advice is not None:
-                # The answer does not matter: a range that the kernel cannot collapse stays as it is.
+                # The result does not matter: a range that the kernel cannot collapse stays as it is.
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), ctypes.c_int(advice))
     return bytes_on_huge_pages(process)
 
@@ -53,7 +53,7 @@ def _large_anonymous(maps: Path) -> Iterator[tuple[int, int]]:
 
 
 def bytes_on_huge_pages(process: Path = Path("/proc/self")) -> int:
-    """Anonymous bytes that lie on huge pages now; 0 where the system does not tell."""
+    """Anonymous bytes on huge pages now; 0 where the system does not report them."""
     try:
         lines = (process / "smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:

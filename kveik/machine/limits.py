@@ -1,4 +1,4 @@
-"""What the machine really gives this process: threads, memory, and whether it multiplies bfloat16.
+"""Threads, memory and bfloat16 support that this process has on this machine.
 
 Reads /proc and the control groups' files under a root that is passed in; decides nothing about how they are used. Numbers of
 the host are not numbers of the container: a thread more than the quota stalls all of them at every barrier.
@@ -23,7 +23,7 @@ _BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """How many threads the arithmetic should have, and why."""
+    """Number of threads for the arithmetic, and its reason."""
 
     threads: int
     cpus: frozenset[int]
@@ -36,42 +36,42 @@ class ThreadPlan:
     """CPUs' worth of time that the tightest control group gives; None: no limit."""
 
     quota_group: str | None
-    """Which group that is"""
+    """Name of that group"""
 
     explicit: str | None = None
-    """The setting that decided, where one did."""
+    """The setting that decided; None: the machine's limits did."""
 
-    asked: int | None = None
-    """How many it asked for, where that is more than there are CPUs to have."""
+    requested: int | None = None
+    """Number in that setting, where it exceeds the CPUs."""
 
     @property
     def sentence(self) -> str:
         quota = "no CPU quota" if self.quota is None else f"a CPU quota of {self.quota:g} (control group {self.quota_group})"
         given = f"{counted(len(self.cpus), 'CPU')} allowed, {counted(self.cores, 'physical core')}, {quota}"
         why = f"as {self.explicit} says; there are" if self.explicit else "the least of"
-        if self.asked is not None:
-            why = f"{self.explicit} asks for {self.asked}, which is more than there are;"
+        if self.requested is not None:
+            why = f"{self.explicit} sets {self.requested}, more than the CPUs that are allowed;"
         return f"{counted(self.threads, 'thread')}: {why} {given}."
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """How many bytes can still be taken, and what says so."""
+    """Bytes of memory that are available, and the source of the number."""
 
     bytes: int
     source: str
 
     @property
     def sentence(self) -> str:
-        return f"{self.bytes / (1 << 30):.2f} GiB of memory can be taken: {self.source}."
+        return f"{self.bytes / (1 << 30):.2f} GiB of memory are available: {self.source}."
 
 
 @dataclass(frozen=True, slots=True)
 class Bf16Support:
-    """Whether the CPU multiplies bfloat16 itself."""
+    """Support of the CPU for bfloat16 products."""
 
     flag: str | None
-    """The CPU's own word for it; None: it does not."""
+    """The CPU's flag for it; None: no support."""
 
     @property
     def native(self) -> bool:
@@ -80,7 +80,7 @@ class Bf16Support:
     @property
     def sentence(self) -> str:
         if self.flag is None:
-            return "The CPU does not multiply bfloat16 itself (neither avx512_bf16 nor amx_bf16); float32 is quicker here."
+            return "The CPU does not multiply bfloat16 itself (neither avx512_bf16 nor amx_bf16); float32 is faster here."
         return f"The CPU multiplies bfloat16 itself ({self.flag})."
 
 
@@ -91,8 +91,8 @@ def cpu_threads(
 
     root: / or a copy of it. affinity: what `os.sched_getaffinity(0)` gives. threads: --threads. omp_num_threads: the
     environment's OMP_NUM_THREADS, which OpenMP lets be a list, outermost first. More threads than CPUs would only wait for each
-    other, and thousands cannot be made at all: --threads beyond them raises BadValue, as below 1; OMP_NUM_THREADS, which is not
-    meant for us alone, is taken as their number.
+    other: --threads beyond them, or below 1, raises BadValue. OMP_NUM_THREADS beyond them, which other programs read too, means
+    all CPUs.
     """
     cpus = frozenset(affinity)
     if threads is not None and not 1 <= threads <= len(cpus):
@@ -106,21 +106,21 @@ def cpu_threads(
     if threads is not None:
         return ThreadPlan(threads, cpus, cores, quota, quota_group, "--threads")
     if from_environment is not None:
-        asked = from_environment if from_environment > len(cpus) else None
-        return ThreadPlan(min(from_environment, len(cpus)), cpus, cores, quota, quota_group, "OMP_NUM_THREADS", asked)
+        requested = from_environment if from_environment > len(cpus) else None
+        return ThreadPlan(min(from_environment, len(cpus)), cpus, cores, quota, quota_group, "OMP_NUM_THREADS", requested)
     return ThreadPlan(max(1, least), cpus, cores, quota, quota_group)
 
 
 def physical_cores(root: Path, cpus: Collection[int]) -> int:
-    """How many physical cores these CPUs belong to; hyper-threads of one core count once."""
+    """Number of physical cores that these CPUs belong to; hyper-threads of one core count once."""
     listed = _cores_of_cpuinfo(root)
     return len({_siblings(root, cpu) or listed.get(cpu, f"cpu {cpu}") for cpu in cpus})
 
 
 def memory_available(root: Path) -> MemoryReading:
-    """The least of what the system and every control group above this process leave.
+    """Returns the least of the bytes that the system and every control group above this process leave.
 
-    A group leaves its limit less its working set: usage without the file pages that the kernel drops first when it needs room.
+    A group leaves its limit less its working set: usage without the file pages that the kernel reclaims first.
     Raises Unsupported where nothing can be read.
     """
     readings = [reading for group in groups(root, "memory") if (reading := _left_by(group))]
@@ -128,12 +128,12 @@ def memory_available(root: Path) -> MemoryReading:
     if system:
         readings.append(system)
     if not readings:
-        raise Unsupported("This system does not tell how much memory is free (/proc/meminfo); give --kv-cache-memory-bytes.")
+        raise Unsupported("This system does not report free memory (/proc/meminfo). Give --kv-cache-memory-bytes.")
     return min(readings, key=lambda reading: reading.bytes)
 
 
 def bf16_support(root: Path) -> Bf16Support:
-    """From the flags of the first CPU in /proc/cpuinfo."""
+    """Reads the flags of the first CPU in /proc/cpuinfo."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -143,7 +143,7 @@ def bf16_support(root: Path) -> Bf16Support:
 
 
 def has_native_bf16(root: Path) -> bool:
-    """Whether the CPU multiplies bfloat16 itself."""
+    """True if the CPU multiplies bfloat16 itself."""
     return bf16_support(root).native
 
 
@@ -153,7 +153,7 @@ def _omp_threads(text: str | None) -> int | None:
 
 
 def _cpu_quota(root: Path) -> tuple[float | None, str | None]:
-    """The tightest quota on the way up, in CPUs, and whose it is."""
+    """Returns the tightest quota in the chain, in CPUs, and its group."""
     found = [(quota, group.name) for group in groups(root, "cpu") if (quota := _quota_of(group)) is not None]
     return min(found, key=lambda pair: pair[0]) if found else (None, None)
 
@@ -178,7 +178,7 @@ def _siblings(root: Path, cpu: int) -> str | None:
 
 
 def _cores_of_cpuinfo(root: Path) -> dict[int, str]:
-    """CPU → name of its core, where /proc/cpuinfo tells."""
+    """Returns CPU → name of its core, where /proc/cpuinfo has it."""
     found: dict[int, str] = {}
     for block in (read_text(root / "proc/cpuinfo") or "").split("\n\n"):
         fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in block.splitlines())}
@@ -189,9 +189,9 @@ def _cores_of_cpuinfo(root: Path) -> dict[int, str]:
 
 
 def _left_by(group: Group) -> MemoryReading | None:
-    """What a group leaves; None: it has no limit."""
+    """Returns the bytes that a group leaves; None: it has no limit."""
     if group.version == 2:
-        # Past memory.high a process is not killed but held up so much that it might as well be.
+        # Past memory.high a process is not killed but slowed down until it is of no use.
         limits = [limit for file in ("memory.max", "memory.high") if (limit := group.read_number(file)) is not None]
         usage, droppable = group.read_number("memory.current"), group.stat("memory.stat", "inactive_file")
     else:

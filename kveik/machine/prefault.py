@@ -1,9 +1,8 @@
-"""The pool's first pages come before anybody needs them, beside whatever else goes on.
+"""Populates the pool's first pages in a thread, before requests need them.
 
-When a page is first written the system clears it, which takes longer than the writing: a long conversation that comes back
-after a start would wait for that alone several times as long as for its keys and values from the disk. See madvise(2),
-MADV_POPULATE_WRITE: it changes no byte, so blocks may be in use meanwhile. Linux 5.14 and later; elsewhere pages come when
-they are written.
+When a page is first written the system clears it, which takes longer than the write: a long conversation that is loaded from
+disk after a start would wait several times as long for that as for its keys and values. See madvise(2), MADV_POPULATE_WRITE: it
+changes no byte, so blocks may be in use meanwhile. Linux 5.14 and later; elsewhere pages are cleared when they are written.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 MOST_BYTES = 512 << 20
-"""Of all groups together: what is never used should take little memory."""
+"""Bound for all groups together, so that an unused pool takes little memory."""
 
 STEP = 2 << 20
-"""Bytes at a time, one huge page. The system holds a lock for each, for which others who ask for memory wait; at a low priority
-that could take long, so the thread has everybody's.
-"""
+"""Bytes per call, one huge page. The system holds a lock during each call, which delays other threads that need memory. The
+thread has normal priority, because a low one would hold that lock for long."""
 
 _MADV_POPULATE_WRITE = 23
 """Python's mmap module does not name it."""
@@ -45,8 +43,8 @@ def prefault(
     """A thread that has begun to make the pages of so many bytes of each. It ends when all are there, on `stop`, when the
     system does not know how, or when the process ends. `advise(address, bytes)`: the system.
     """
-    # The thread holds the tensors, and they their memory. The interpreter waits for it at its end: a thread that comes back
-    # from the system when there is no interpreter any more ends the process with an abort.
+    # The thread keeps the tensors, and so their memory, alive. The interpreter joins it at exit: a thread that returns from a
+    # system call after the interpreter's end aborts the process.
     thread = threading.Thread(target=_make_pages, args=(pool, sizes, stop, advise or _populate), name="kveik-prefault")
     thread.start()
     return thread
@@ -64,7 +62,7 @@ def _make_pages(
 
 
 def _populate(address: int, size: int) -> bool:
-    """Without the interpreter's lock, which `mmap.madvise` would keep."""
+    """Makes the call without the interpreter's lock, which `mmap.madvise` would keep."""
     try:
         advise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):

@@ -272,7 +272,7 @@ def _write(llm: LLM, prompts: Sequence[Tokens], progress: _Progress, whose: str)
     if not prompts:
         return []
     progress.say(f"writing with {whose}")
-    room = min(NEW_TOKENS, min(llm.room_after(prompt) for prompt in prompts))
+    room = min(NEW_TOKENS, min(llm.max_new_tokens(prompt) for prompt in prompts))
     answers = none_failed(llm.generate(prompts, SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True)))
     progress.advance(NEW_TOKENS * len(prompts))
     return [answer.tokens for answer in answers]

@@ -1,1 +1,1 @@
-"""Readers of the engine's events: metrics and, later, trace and diagnosis."""
+"""Events of the engine, and their listeners: metrics and log lines."""

@@ -1,4 +1,4 @@
-"""Hands events to listeners. A listener that raises harms nobody: not the engine, not the other listeners, not a request."""
+"""Event bus. A listener that raises affects neither the engine nor other listeners nor requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EventBus:
 
     @property
     def errors(self) -> int:
-        """How often a listener raised."""
+        """Number of exceptions that listeners raised."""
         return self._errors
 
     def subscribe(self, listener: Listener) -> None:
@@ -32,7 +32,7 @@ class EventBus:
             self._listeners = (*self._listeners, listener)
 
     def publish(self, event: Event) -> None:
-        """Never raises what a listener raised."""
+        """Call every listener. Exceptions of listeners are counted, not raised."""
         for listener in self._listeners:
             try:
                 listener(event)
@@ -44,9 +44,9 @@ class EventBus:
             self._errors += 1
             known = listener in self._failed
             self._failed.add(listener)
-        # Once per listener: one that fails fails at every step, and the log has a bound too.
+        # Once per listener: one that fails would fail at every step and fill the log.
         if not known:
             name = getattr(listener, "__qualname__", type(listener).__qualname__)
             _logger.exception(
-                "The listener %s failed on %s; further failures are counted, not logged.", name, type(event).__name__
+                "event listener failed, further failures are only counted: listener=%s event=%s", name, type(event).__name__
             )

@@ -1,4 +1,4 @@
-"""What the engine tells its readers, as frozen values. Knows neither who reads nor how; carries no text and no token.
+"""Events of the engine, as frozen values without text or tokens.
 
 arrived → admitted → first token → finished          once per request or choice, as each says
     ↘ refused         ↑ preempted                    stepped: once per step
@@ -56,10 +56,10 @@ class BlockCounts:
     """A layer group's blocks by state; they sum to the pool."""
 
     free: int
-    """Hold nothing that could be found."""
+    """Without cached content"""
 
     cached: int
-    """Held by nobody, but their content can be found again."""
+    """Not in use, with content that a prefix match can hit"""
 
     held: int
     """In use by running sequences."""
@@ -71,7 +71,7 @@ class BlockCounts:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much the engine has in hand at one moment."""
+    """Load of the engine at one moment."""
 
     running: int
     """Sequences that hold blocks"""
@@ -94,42 +94,42 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted:
-    """A request left the queue for the first time, with its first choice. Once per request: neither coming back after a
-    preemption nor the other choices, which share its prompt, are told again."""
+    """A request was admitted for the first time, with its first choice. Once per request: resuming after a preemption and
+    other choices of the same prompt publish nothing."""
 
     request_id: str
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens found by content; fewer than all, since the last one is always computed"""
+    """Prompt tokens hit in the cache; fewer than all, since the last one is always computed"""
 
     queue_seconds: float
     queried: bool = True
-    """Whether the cache was asked at all; a request for prompt_logprobs does not ask."""
+    """True if the cache was looked up; a request for prompt_logprobs is not."""
 
     loaded_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Of the cached ones, those that were loaded for it from below the pool, by the tier's name"""
+    """Cached tokens that were loaded from tiers, by the tier's name"""
 
     @property
     def pool_tokens(self) -> int:
-        """Of the cached ones, those that were in the pool."""
+        """Cached tokens that were in the pool."""
         return self.cached_tokens - sum(self.loaded_tokens.values())
 
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """The rest of an admitted request's prompt is computed, or its first choice ended before that. Once per request."""
+    """An admitted request's prompt is computed, or its first choice ended before that. Once per request."""
 
     request_id: str
     computed_tokens: int
-    """Computed by steps, each counted once though a preemption may have it computed again"""
+    """Prompt tokens computed by steps; each counts once, also where a preemption has it computed again"""
 
     unreached_tokens: int
-    """Neither found nor computed, because the choice ended"""
+    """Prompt tokens neither hit nor computed, because the choice ended"""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWaits:
-    """A request that could not run in a step, and why. Told when the cause changes."""
+    """A request could not run in a step. Published when the cause changes."""
 
     request_id: str
     cause: str
@@ -142,15 +142,14 @@ class RequestWaits:
 
 
 LoadReason = Literal["load", "compute", "no blocks", "nothing stored"]
-"""Reasons of a load decision: loading is sooner; computing is; the pool has no blocks for the load; no tier has anything."""
+"""Reasons of a load decision: loading is faster; computing is faster; the pool has no blocks for the load; no tier has any."""
 
 LOAD_REASONS: tuple[LoadReason, ...] = get_args(LoadReason)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadDecided:
-    """It was decided whether a waiting choice loads what lies below the pool or computes it. Once for an admission, so again
-    after a preemption."""
+    """A waiting choice loads blocks from tiers, or computes them. Once per admission, so again after a preemption."""
 
     request_id: str
     reason: LoadReason
@@ -159,13 +158,13 @@ class LoadDecided:
     """Tokens that could be loaded"""
 
     tokens_chosen: int
-    """Tokens that are loaded; 0: it computes all"""
+    """Tokens that are loaded; 0: all are computed"""
 
     load_seconds: float
     """Predicted"""
 
     compute_seconds: float
-    """Predicted for what is left"""
+    """Predicted for the rest"""
 
     recompute_seconds: float
     """Predicted for everything, without loading"""
@@ -182,7 +181,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A running sequence lost its blocks and returned to the queue."""
+    """A running sequence was preempted: its blocks were freed, and it returned to the queue."""
 
     request_id: str
     cause: str
@@ -213,13 +212,13 @@ class Stepped:
     """After the step"""
 
     gaps: tuple[float, ...] = ()
-    """Seconds between a new token and the one before it, for every choice that had one; all of a step's in one event,
-    because a reader counts 256 at once as quickly as one."""
+    """Seconds between a new token and the one before it, for every choice that had one. All of a step are in one event,
+    because a listener counts 256 at once as fast as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChanged:
-    """Load that changed outside a step: an arrival or an abort while nothing else runs."""
+    """The load changed outside a step: an arrival or an abort while nothing else runs."""
 
     load: Load
 
@@ -232,7 +231,7 @@ class RequestFinished:
     reason: FinishedReason
     prompt_tokens: int
     cached_tokens: int
-    """Of the choice itself; 0 for one that was never admitted"""
+    """Prompt tokens of this choice hit in the cache; 0 for one that was never admitted"""
 
     output_tokens: int
     seconds: float
@@ -241,19 +240,19 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """A request was not taken. Once per request."""
+    """A request was refused. Once per request."""
 
     reason: RefusedReason
 
     @classmethod
     def because_of(cls, error: Refused) -> RequestRefused:
-        """From what the caller was told. Reasons are a closed set, so that they can be labels."""
+        """Returns the event for an error. Reasons are a closed set, so that they can be labels."""
         return cls(next((_REASONS[kind] for kind in type(error).__mro__ if kind in _REASONS), "other"))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOverrun:
-    """A reader was too slow for its buffer; its request was aborted."""
+    """A reader was too slow and its buffer ran full; its request was aborted."""
 
     request_id: str
 
@@ -273,7 +272,7 @@ class TierState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierStateChanged:
-    """A tier below the pool is in another state. Rare enough for a log: changes that follow quickly are one event."""
+    """A tier changed its state. Changes in quick succession are one event, so that the log stays short."""
 
     tier: str
     state: TierState
@@ -289,7 +288,7 @@ class TierStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class RecordsDamaged:
-    """Records of a tier are not what was written there. At most once a minute for each tier, except at the end."""
+    """Records of a tier failed their checksums. At most once a minute for each tier, except at the end."""
 
     tier: str
     records: int
@@ -298,21 +297,21 @@ class RecordsDamaged:
 
 @dataclass(frozen=True, slots=True)
 class TierKept:
-    """The engine has stopped, and this is what the next one finds in a tier that lasts."""
+    """The engine has stopped; the event counts the records that stay in a persistent tier."""
 
     tier: str
     records: int
     bytes: int
-    """That the tier takes"""
+    """Bytes that the tier takes"""
 
     written: int
-    """Of the records, at the end"""
+    """Records written at the end"""
 
     missing: int
-    """That were worth keeping and could not be written"""
+    """Records that were worth keeping and were not written"""
 
     late_seconds: float | None
-    """The time there was, where it did not suffice"""
+    """Time limit in seconds, where it did not suffice"""
 
 
 Event = (

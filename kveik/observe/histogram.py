@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _FEW = 8
-"""Up to this many values one by one is quicker than asking numpy."""
+"""Up to this many values, a loop is faster than numpy."""
 
 
 class Histogram:
@@ -46,7 +46,7 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """(bound, how many values do not exceed it), the last bound +Inf, as the exposition format wants them."""
+        """Returns (bound, number of values up to it), with +Inf as last bound, as the exposition format has them."""
         reached = np.cumsum(self._counts).tolist()
         names = [str(float(bound)) for bound in self._bounds] + ["+Inf"]
         return list(zip(names, reached, strict=True))

@@ -41,7 +41,7 @@ from kveik.observe.histogram import Histogram
 from kveik.observe.tiers import TierSnapshot, tier_metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-"""Of `Metrics.exposition`."""
+"""Content type of `Metrics.exposition`."""
 
 _FIRST_TOKEN_SECONDS = (
     0.001,
@@ -97,12 +97,12 @@ _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What does not change while the engine runs."""
+    """Properties that do not change while the engine runs."""
 
     threads: int
     dtype: str
     arithmetic: str
-    """How weights are multiplied: bfloat16, float32, w8a8 or w4a8."""
+    """Arithmetic of products: bfloat16, float32, w8a8 or w4a8."""
 
     isa: str
     """Instruction set of the native kernels; none without them."""
@@ -114,7 +114,7 @@ class EngineFacts:
     """Memory of the process as a whole, by its plan."""
 
     tiers: tuple[str, ...] = ()
-    """Names of those below the pool, from the nearest down."""
+    """Names of the tiers, from the nearest to the pool down."""
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class _Counts:
 
 
 class Metrics(Collector):
-    """Subscribe `listen` to the bus; give `exposition()` to whoever scrapes. Has a registry of its own."""
+    """Subscribe `listen` to the bus; serve `exposition()` to scrapers. Has a registry of its own."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Metrics(Collector):
         tiers: Callable[[], Sequence[TierSnapshot]] = lambda: (),
         resident_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """listener_errors: how often a listener of the bus raised, a count that only grows. tiers and resident_bytes: now."""
+        """listener_errors: number of exceptions of the bus's listeners, which only grows. tiers, resident_bytes: now."""
         self._facts = facts
         self._listener_errors = listener_errors
         self._tiers = tiers
@@ -169,7 +169,7 @@ class Metrics(Collector):
 
     @property
     def prompt_tokens(self) -> dict[str, int]:
-        """Of admitted requests, by where their keys and values came from: computed, cached (in the pool), or a tier's name."""
+        """Prompt tokens of admitted requests, by source of keys and values: computed, cached (in the pool), a tier's name."""
         with self._lock:
             return dict(_sources(self._counts))
 
@@ -202,7 +202,7 @@ def _count(counts: _Counts, event: Event) -> None:
         case RequestArrived():
             counts.arrived += 1
         case RequestAdmitted():
-            # Raised here it is counted by the bus, where the engine would have stopped; and nothing is counted by half.
+            # The bus counts what is raised here, so the engine goes on. Checks come first: no event is counted by half.
             assert 0 <= event.cached_tokens < event.prompt_tokens
             assert event.queried or event.cached_tokens == 0
             counts.queried_tokens += event.prompt_tokens if event.queried else 0
@@ -272,20 +272,20 @@ def _sources(counts: _Counts) -> tuple[tuple[str, int], ...]:
 def _totals(counts: _Counts, listener_errors: int) -> Iterable[Metric]:
     sources = _sources(counts)
     yield _counter("requests", "Requests that were queued.", counts.arrived)
-    yield _counter("prefix_cache_queries", "Prompt tokens for which the cache was asked, at admission.", counts.queried_tokens)
-    yield _counter("prefix_cache_hits", "Prompt tokens found in the cache, at admission.", counts.cached_tokens)
-    yield _counter("num_preemptions", "Running choices whose blocks were taken away.", counts.preemptions)
+    yield _counter("prefix_cache_queries", "Prompt tokens looked up in the cache, at admission.", counts.queried_tokens)
+    yield _counter("prefix_cache_hits", "Prompt tokens hit in the cache, at admission.", counts.cached_tokens)
+    yield _counter("num_preemptions", "Preemptions of running choices.", counts.preemptions)
     yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", sum(tokens for _, tokens in sources))
-    yield _labelled("prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.", "source", sources)
+    yield _labelled("prompt_tokens_by_source", "Prompt tokens by source of their keys and values.", "source", sources)
     if counts.loaded_tokens:
-        text = "Admissions by why they loaded from below the pool or did not."
+        text = "Admissions by the reason why they loaded from tiers or did not."
         yield _labelled("kv_load_decisions", text, "reason", counts.load_decisions.items())
-    text = "Prompt tokens neither found nor computed, because their request ended."
+    text = "Prompt tokens neither hit nor computed, because their request ended."
     yield _counter("prompt_tokens_unreached", text, counts.unreached_tokens)
     yield _counter("generation_tokens", "Tokens sampled.", counts.new_tokens)
     yield _labelled("request_success", "Choices that ended, by reason.", "finished_reason", counts.finished.items())
-    yield _labelled("requests_refused", "Requests that were not taken, by reason.", "reason", counts.refused.items())
-    yield _counter("listener_errors", "Exceptions in readers of the engine's events.", listener_errors)
+    yield _labelled("requests_refused", "Requests that were refused, by reason.", "reason", counts.refused.items())
+    yield _counter("listener_errors", "Exceptions in listeners of the engine's events.", listener_errors)
     yield _counter("stream_overruns", "Requests ended because their reader was too slow.", counts.overruns)
 
 
@@ -294,19 +294,19 @@ def _times(counts: _Counts) -> Iterable[Metric]:
     yield _histogram("time_to_first_token_seconds", "From arrival to a choice's first token.", counts.first_token)
     yield _histogram("inter_token_latency_seconds", "Between two tokens of a choice.", counts.gaps)
     yield _histogram("e2e_request_latency_seconds", "From arrival to a choice's end.", counts.whole)
-    yield _histogram("step_seconds", "Of one step of the engine.", counts.step)
+    yield _histogram("step_seconds", "Seconds of one step of the engine.", counts.step)
     yield _histogram("step_tokens", "Tokens computed in one step.", counts.step_tokens)
 
 
 def _told(facts: EngineFacts) -> Iterable[Metric]:
     info = GaugeMetricFamily(
         "kveik:engine_info",
-        "How weights are multiplied, with which instructions, and how keys and values are stored; always 1.",
+        "Arithmetic of products, its instruction set, and the type of stored keys and values; always 1.",
         labels=["dtype", "arithmetic", "isa", "kv_cache_dtype"],
     )
     info.add_metric([facts.dtype, facts.arithmetic, facts.isa, facts.kv_cache_dtype], 1)
     yield info
     yield _gauge("threads", "Threads of the arithmetic.", facts.threads)
     yield _gauge("block_size_tokens", "Tokens per block.", facts.block_size)
-    yield _gauge("kv_cache_pool_bytes", "Memory taken for keys and values.", facts.pool_bytes)
+    yield _gauge("kv_cache_pool_bytes", "Memory of the pool of keys and values.", facts.pool_bytes)
     yield _gauge("planned_memory_bytes", "Memory of the process by its plan; resident memory stays below.", facts.planned_bytes)

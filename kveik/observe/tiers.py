@@ -1,4 +1,4 @@
-"""Snapshot of a tier below the pool, and its metrics and log lines."""
+"""Snapshot of a tier, and its metrics and log lines."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class TierCounts:
     records_loaded: int
     bytes_loaded: int
     seconds_loading: float
-    """Time of reading from the store, misses included."""
+    """Time spent reading from the store, misses included."""
 
     records_stored: int
     bytes_stored: int
     seconds_storing: float
-    """Time of encoding records and writing to the store, refusals included."""
+    """Time spent encoding records and writing to the store, refusals included."""
 
     records_deleted: int
     misses: Mapping[str, int]
-    """Records asked for and not loaded, by reason: every reason, so that a first one shows as a change."""
+    """Records looked up and not loaded, by reason. Every reason has an entry, so that a first miss shows as a change."""
 
     refusals: Mapping[str, int]
-    """Blocks evicted and not stored, by reason: every reason, too."""
+    """Blocks evicted and not stored, by reason. Every reason has an entry."""
 
     errors: int
-    """Exceptions of the store that should have been answers."""
+    """Unexpected exceptions of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class TierSnapshot:
 
     capacity_bytes: int
     usable_bytes: int
-    """Bytes that records may take: less while the disk is full."""
+    """Bytes that records may take; fewer while the disk is full."""
 
     bytes_used: int
     records: int
@@ -65,28 +65,28 @@ class TierSnapshot:
 
 
 _GAUGES = (
-    ("kv_tier_capacity_bytes", "Bytes that a tier below the pool takes at most.", "capacity_bytes"),
-    ("kv_tier_usable_bytes", "Bytes that records may take there: less while a disk is full.", "usable_bytes"),
-    ("kv_tier_bytes", "Bytes that it takes.", "bytes_used"),
-    ("kv_tier_records", "Blocks of layer groups that it holds.", "records"),
-    ("kv_tier_stores_waiting_bytes", "Bytes that wait to be written to it.", "stores_waiting_bytes"),
-    ("kv_tier_staging_bytes", "Bytes that may wait to be written to it.", "staging_bytes"),
+    ("kv_tier_capacity_bytes", "Capacity of a tier, in bytes.", "capacity_bytes"),
+    ("kv_tier_usable_bytes", "Bytes that a tier's records may take; fewer while a disk is full.", "usable_bytes"),
+    ("kv_tier_bytes", "Bytes that a tier takes.", "bytes_used"),
+    ("kv_tier_records", "Records of a tier: blocks of one layer group each.", "records"),
+    ("kv_tier_stores_waiting_bytes", "Bytes that wait to be written to a tier.", "stores_waiting_bytes"),
+    ("kv_tier_staging_bytes", "Bytes that may wait to be written to a tier, at most.", "staging_bytes"),
 )
 
 _COUNTERS = (
-    ("kv_tier_loads", "Records loaded from it.", "records_loaded"),
-    ("kv_tier_loaded_bytes", "Bytes of them.", "bytes_loaded"),
-    ("kv_tier_load_seconds", "Seconds that its store was reading.", "seconds_loading"),
-    ("kv_tier_stores", "Records written to it.", "records_stored"),
-    ("kv_tier_stored_bytes", "Bytes of them.", "bytes_stored"),
-    ("kv_tier_store_seconds", "Seconds that records were encoded and its store was writing.", "seconds_storing"),
-    ("kv_tier_deletions", "Records removed from it.", "records_deleted"),
-    ("kv_tier_errors", "Exceptions of its store that should have been answers.", "errors"),
+    ("kv_tier_loads", "Records loaded from a tier.", "records_loaded"),
+    ("kv_tier_loaded_bytes", "Bytes of records loaded from a tier.", "bytes_loaded"),
+    ("kv_tier_load_seconds", "Seconds spent reading from a tier's store.", "seconds_loading"),
+    ("kv_tier_stores", "Records written to a tier.", "records_stored"),
+    ("kv_tier_stored_bytes", "Bytes of records written to a tier.", "bytes_stored"),
+    ("kv_tier_store_seconds", "Seconds spent encoding records and writing to a tier's store.", "seconds_storing"),
+    ("kv_tier_deletions", "Records removed from a tier.", "records_deleted"),
+    ("kv_tier_errors", "Unexpected exceptions of a tier's store.", "errors"),
 )
 
 
 def tier_metrics(tiers: Sequence[TierSnapshot]) -> Iterable[Metric]:
-    """A sample of every metric for each tier; nothing where there is none."""
+    """Returns a sample of every metric for each tier; nothing without tiers."""
     if not tiers:
         return
     for name, text, of in _GAUGES:
@@ -94,7 +94,7 @@ def tier_metrics(tiers: Sequence[TierSnapshot]) -> Iterable[Metric]:
         for tier in tiers:
             gauge.add_metric([tier.name], float(getattr(tier, of)))
         yield gauge
-    states = GaugeMetricFamily("kveik:kv_tier_state", "1 for the state that it is in.", labels=["tier", "state"])
+    states = GaugeMetricFamily("kveik:kv_tier_state", "1 for the state that a tier is in.", labels=["tier", "state"])
     for tier in tiers:
         for state in TierState:
             states.add_metric([tier.name, state], float(tier.state is state))
@@ -118,7 +118,7 @@ def _by_reason(name: str, text: str, counts: Mapping[str, Mapping[str, int]]) ->
 
 
 def log_tiers(event: Event, places: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Logs what happens to tiers; a listener of the bus. `places`: where each tier is, without password."""
+    """Logs events of tiers; a listener of the bus. `places`: address of each tier, without password."""
     match event:
         case TierStateChanged():
             place = f' place="{places[event.tier]}"' if places.get(event.tier) else ""

@@ -1,1 +1,1 @@
-"""What is asked (immutable, checked) and how far it has come (the one mutable thing per request)."""
+"""Requests (immutable, checked) and sequences (their mutable progress)."""

@@ -1,4 +1,4 @@
-"""What a caller asks for: immutable, and checked once at the door. Past it nobody checks again."""
+"""Requests and their parameters: immutable, and checked once, when they are created."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop.
+    """Parameters of sampling and of stopping.
 
     Order, as in vLLM: bias, repetition penalty, frequency and presence penalty, temperature, top_k, min_p, top_p. top_k and
     min_p commute; top_p looks at what they left. With equal probabilities the lower token id comes first.
@@ -40,13 +40,13 @@ class SamplingParams:
     """Keep the smallest set of tokens whose probabilities reach this sum; in (0, 1]."""
 
     min_p: float = 0.0
-    """Drop tokens below this share of the likeliest token's probability; in [0, 1]."""
+    """Remove tokens below this share of the likeliest token's probability; in [0, 1]."""
 
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens in prompt or output; > 0."""
 
     presence_penalty: float = 0.0
-    """Subtracted once for every token that the output already holds; in [-2, 2]."""
+    """Subtracted once for every token that the output already has; in [-2, 2]."""
 
     frequency_penalty: float = 0.0
     """Subtracted per occurrence in the output; in [-2, 2]."""
@@ -58,11 +58,11 @@ class SamplingParams:
     """Makes sampling repeatable, whatever else is in the batch; any 64-bit integer."""
 
     logprobs: int | None = None
-    """Report the chosen token's log-probability and this many of the likeliest; up to 20. Of the model's own distribution:
-    before bias, penalties, temperature and filters; at least -9999."""
+    """Report the chosen token's log-probability and this many of the likeliest; up to 20. They belong to the model's own
+    distribution, before bias, penalties, temperature and filters; at least -9999."""
 
     prompt_logprobs: int | None = None
-    """The same for each prompt token; such a request recomputes its prompt and takes no prefix hit."""
+    """The same for each prompt token; such a request computes its whole prompt and uses no prefix match."""
 
     n: int = 1
     """Choices to generate from the one prompt."""
@@ -77,7 +77,7 @@ class SamplingParams:
     """New tokens before any stop condition counts."""
 
     ignore_eos: bool = False
-    """Go on past the model's own end tokens."""
+    """Continue past the model's own end tokens."""
 
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
@@ -93,7 +93,9 @@ class SamplingParams:
         if not self.repetition_penalty > 0:
             raise BadValue(f"repetition_penalty is {self.repetition_penalty}; it must be above 0.", param="repetition_penalty")
         if self.min_tokens > self.max_tokens:
-            raise BadValue(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}.", param="min_tokens")
+            raise BadValue(
+                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}.", param="min_tokens"
+            )
         _check_stops(self.stop)
         _check_bias(self.logit_bias)
 
@@ -146,13 +148,13 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CacheRetention:
-    """How long the caller wants what this request leaves in the cache to stay."""
+    """Retention of the blocks that a request leaves in the cache."""
 
     priority: int
-    """0 to 100; 35 is what everybody has who says nothing. Above: blocks stay while others can go. Below: they go first."""
+    """0 to 100; 35 is the default. Blocks above it are evicted after all others, blocks below it before."""
 
     seconds: float
-    """For how long it holds after the request's end, where it is above 35."""
+    """Seconds after the request's end for which a priority above 35 holds."""
 
     def __post_init__(self) -> None:
         _check_range("cache_retention.priority", self.priority, 0, 100)
@@ -161,7 +163,7 @@ class CacheRetention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt, its parameters and who asked."""
+    """One prompt, its parameters and its tenant."""
 
     id: str
     """The server's own id; never the client's."""
@@ -175,7 +177,7 @@ class Request:
     """Lower is served earlier under `--scheduling-policy priority`."""
 
     tenant: bytes = b""
-    """Digest that stands for the API key; part of every block key. Empty: no keys are configured."""
+    """Digest of the API key; part of every block key. Empty: no keys are configured."""
 
     cache_salt: str | None = None
     """The caller's own salt, on top of the tenant's."""
@@ -183,10 +185,10 @@ class Request:
     retention: CacheRetention | None = None
 
     media_hash: bytes | None = None
-    """Digest of media that the prompt's placeholders stand for; None: text only."""
+    """Digest of the media behind the prompt's placeholders; None: text only."""
 
     echo: bool = field(default=False)
-    """Whether the reader wants the prompt's text in front (a matter of text, not of scheduling)."""
+    """True where the answer repeats the prompt's text. The scheduler ignores it."""
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -1,4 +1,4 @@
-"""Sampling parameters of a step's rows as flat arrays, with handles to what few rows need. No logits, no blocks."""
+"""Sampling parameters of a step's rows as flat arrays, with details of those rows that need more. No logits, no blocks."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class TokenHistory:
         return TokenHistory, (self._tokens[: self.length], self.length, self.prompt_length, self.guesses)
 
     def tokens(self, start: int = 0) -> list[int]:
-        """The certain tokens from this position on."""
+        """Returns the certain tokens from this position on."""
         return self._tokens[start : self.length]
 
     def ahead(self, guesses: Sequence[int]) -> TokenHistory:
-        """The same sequence with these guesses behind it."""
+        """Returns the same sequence with these guesses behind it."""
         return TokenHistory(self._tokens, self.length, self.prompt_length, tuple(guesses))
 
 
 @dataclass(frozen=True, slots=True)
 class RowDetail:
-    """What only some rows need: those whose logits are edited, or whose log-probabilities are reported."""
+    """Parameters of a row whose logits are edited, or whose log-probabilities are reported."""
 
     sequence_id: int
     sampling: SamplingParams
@@ -71,10 +71,10 @@ class SamplingRows:
     """[rows, 3]: low word, high word, and 1 for a negative seed; see `seed_words`"""
 
     choices: Ints
-    """[rows]: which of its request's choices"""
+    """[rows]: index of the choice in its request"""
 
     outputs: Ints
-    """[rows]: how many output tokens stand before the one to be sampled"""
+    """[rows]: number of output tokens before the one to be sampled"""
 
     details: Mapping[int, RowDetail] = field(default_factory=dict)
     """By row."""
@@ -83,7 +83,7 @@ class SamplingRows:
         return len(self.temperature)
 
     def take(self, rows: Ints, ahead: Ints, guesses: Mapping[int, Sequence[int]]) -> SamplingRows:
-        """Entries for `rows` [n], each `ahead` [n] tokens further; `guesses`: by row, the tokens assumed to come first."""
+        """Returns entries for `rows` [n], each `ahead` [n] tokens further; `guesses`: by row, the tokens assumed before."""
         details = {}
         for place, row in enumerate(rows.tolist()) if self.details else ():
             if (detail := self.details.get(row)) is not None:
@@ -104,28 +104,28 @@ class SamplingRows:
 
 
 def seed_words(seed: int) -> tuple[int, int, int]:
-    """A seed in [-2^63, 2^64) as three words; the sign has one of its own, so that -1 and 2^64 - 1 differ."""
+    """Returns a seed in [-2^63, 2^64) as three words; the sign has one of its own, so that -1 and 2^64 - 1 differ."""
     return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, int(seed < 0)
 
 
 def needs_detail(sampling: SamplingParams) -> bool:
-    """Whether the parameters ask for more than the arrays hold."""
+    """True if the parameters need more than the arrays."""
     return bool(sampling.logit_bias) or sampling.min_tokens > 0 or sampling.logprobs is not None or penalised(sampling)
 
 
 def penalised(sampling: SamplingParams) -> bool:
-    """Whether tokens that came before change the logits."""
+    """True if earlier tokens change the logits."""
     return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
 
 
 def no_rows() -> SamplingRows:
-    """Nobody samples."""
+    """Returns the parameters of a step without rows."""
     none, nothing = np.empty(0, dtype=np.float64), np.empty(0, dtype=np.int64)
     return SamplingRows(none, nothing, none, none, np.empty((0, 3), dtype=np.uint64), nothing, nothing)
 
 
 def rows_of(rows: Iterable[tuple[SamplingParams, int, int, TokenHistory, int]]) -> SamplingRows:
-    """From (parameters, seed, choice, history, sequence id) of each row."""
+    """Returns the arrays for (parameters, seed, choice, history, sequence id) of each row."""
     items = list(rows)
     if not items:
         return no_rows()

@@ -1,4 +1,4 @@
-"""How far one choice of a request has come: the one mutable thing per request.
+"""Sequence: one choice of a request, with its tokens and its progress.
 
 States: WAITING (in the queue, holds no blocks) → RUNNING (admitted, holds blocks) → FINISHED. Preemption leads from RUNNING
 back to WAITING: the tokens stay, the blocks go, `computed` returns to zero. There are no phases: a sequence has a length and
@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Progress(Protocol):
-    """Keeps how far running sequences have come, by row."""
+    """Computed tokens of running sequences, by row."""
 
     computed: NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Sequence:
 
     request: Request
     choice: int
-    """Which of the request's n choices."""
+    """Index among the request's n choices."""
 
     seed: int
     """The seed of this choice: from the request, or drawn by the engine at arrival. Survives preemption."""
@@ -59,38 +59,38 @@ class Sequence:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
-    """The stop token that ended it, where one did."""
+    """The stop token that ended it; None where none did."""
 
     cached_tokens: int | None = None
-    """Prompt tokens found by content at the first admission; None before it. Later admissions do not count."""
+    """Prompt tokens hit in the cache at the first admission; None before it. Later admissions do not count."""
 
     loaded_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Those of them that were loaded for it from below the pool, by the tier's name."""
+    """Those of them that were loaded from tiers, by the tier's name."""
 
     admitted: float | None = None
-    """When it was first admitted, seconds."""
+    """Time of the first admission, seconds."""
 
     first_token: float | None = None
-    """When its first token was there, seconds."""
+    """Time of the first token, seconds."""
 
     last_token: float | None = None
-    """When its newest token was there, seconds; told when it stops running."""
+    """Time of the newest token, seconds; set when it stops running."""
 
     reached: int = 0
-    """Prompt tokens that were in the cache at most, up to when it last stopped running."""
+    """Largest number of prompt tokens that were in the cache, up to the time it last stopped running."""
 
     preemptions: int = 0
     batch: Progress | None = None
-    """What keeps its progress while RUNNING."""
+    """Keeps its progress while RUNNING."""
 
     row: int | None = None
-    """Its row there, and in the cache's block tables."""
+    """Its row in `batch`, and in the block tables."""
 
     admission: int = 0
-    """Serial number of the latest admission: the larger, the newer among the running ones."""
+    """Serial number of the latest admission; a larger number is a later admission."""
 
     passed_over: int = 0
-    """How often another one behind it in the queue was admitted ahead of it."""
+    """Number of times that a sequence behind it in the queue was admitted ahead of it."""
 
     end_length: int = 0
     """Length in tokens at which it ends with 'length'; set when it is queued."""
@@ -134,12 +134,12 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether only the newest sampled token is pending."""
+        """True if only the newest sampled token is pending."""
         return self.pending == 1 and self.output_count > 0
 
     @property
     def hit_limit(self) -> int:
-        """Tokens that may come from the cache: all but the last, whose logits are wanted; none where all logits are.
+        """Tokens that may come from the cache: all but the last, whose logits are needed; none where all logits are.
 
         The choices of a request have one prompt; only the first one reports its log-probabilities.
         """
@@ -148,14 +148,14 @@ class Sequence:
         return len(self.tokens) - 1
 
     def count_until_end(self, tokens: list[int]) -> int:
-        """How many of these new tokens it takes: all, or those up to the one that is its last."""
+        """Returns how many of these new tokens belong to it: all, or those up to the one that is its last."""
         for count, token in enumerate(tokens, start=1):
             if self.end_reason(token, len(self.tokens) + count) is not None:
                 return count
         return len(tokens)
 
     def end_reason(self, token: int, length: int) -> FinishReason | None:
-        """Why `token`, with which it has `length` tokens, is its last; None where it is not."""
+        """Returns the reason why `token`, with which it has `length` tokens, is its last; None where it is not."""
         if token in self.stop_ids and length >= self.stop_length:
             return "stop"
         return "length" if length >= self.end_length else None

@@ -1,1 +1,1 @@
-"""Which tokens the next step computes. Pure: values in, values out; knows no tensors, clock or text."""
+"""Decisions about the tokens of the next step. Pure: values in, values out; no tensors, clock or text."""

@@ -1,4 +1,4 @@
-"""A step while it is being decided; `StepPlan` is what becomes of it."""
+"""Draft: a step plan under construction."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Draft:
 
     def __init__(self, batch: RunningBatch) -> None:
         self.budget = 0
-        """Prompt tokens that may still be given out."""
+        """Prompt tokens that may still be scheduled."""
 
         self.copies: list[BlockCopy] = []
         self.admitted: list[int] = []
         self.short = False
-        """Whether a running sequence had to be preempted because no block was left."""
+        """True if a running sequence was preempted because no block was left."""
 
         self.any_behind = True
-        """Whether a running sequence has more to compute than its newest output token."""
+        """True if a running sequence has more to compute than its newest output token."""
 
         self._batch = batch
         self._counts: dict[Sequence, int] = {}
@@ -36,7 +36,7 @@ class Draft:
 
     @property
     def tokens(self) -> int:
-        """Tokens given out so far, with those of all decodes."""
+        """Tokens scheduled so far, with those of all decodes."""
         return sum(self._counts.values()) + len(self.decoding())
 
     def decoding(self) -> list[Sequence]:
@@ -45,32 +45,32 @@ class Draft:
         return [one for one, alone in zip(self._batch.sequences, single, strict=True) if one is not None and alone]
 
     def starved(self, behind: list[Sequence]) -> list[NotScheduled]:
-        """Those of `behind` that still run and compute nothing."""
+        """Sequences of `behind` that still run and compute nothing."""
         starved = [one for one in behind if one.row is not None and one not in self._counts]
         return [NotScheduled(one.id, one.request.id, Cause.BUDGET, one.pending, self.budget) for one in starved]
 
     def is_preempted(self, sequence: Sequence) -> bool:
-        """Whether it was preempted in this step."""
+        """True if it was preempted in this step."""
         return sequence.id in self._preempted
 
-    def give(self, sequence: Sequence, count: int) -> None:
+    def schedule(self, sequence: Sequence, count: int) -> None:
         """The sequence, which is behind, computes `count` tokens."""
         self._counts[sequence] = count
         self.budget -= count
 
     def guess(self, sequence: Sequence, guesses: tuple[int, ...]) -> None:
-        """The sequence computes these behind its newest token."""
+        """The sequence computes these guesses behind its newest token."""
         self._guesses[sequence] = guesses
 
     def preempt(self, sequence: Sequence, cause: Cause) -> None:
-        """The sequence is preempted; its tokens are for others."""
+        """The sequence is preempted; its tokens return to the budget."""
         self.budget += self._counts.pop(sequence, 0)
         self._preempted[sequence.id] = Preemption(sequence.id, sequence.request.id, cause, sequence.computed)
 
     def plan(
         self, kv_cache: KVCacheManager, ended: tuple[int, ...], not_scheduled: Iterable[NotScheduled], unexamined: int
     ) -> StepPlan:
-        """The decision, final. Rows are arranged so that those with one token come first."""
+        """Returns the final plan. Rows are arranged so that those with one token come first."""
         batch = self._batch
         counts = self._arranged(kv_cache)
         rows = len(counts)
@@ -102,7 +102,7 @@ class Draft:
         """[rows of the step]: tokens of each, once the rows are in the plan's order."""
         batch = self._batch
         if not self._counts and not self._guesses and not self.any_behind and batch.gapless:
-            return np.ones(len(batch), dtype=np.int64)  # Nothing but decodes, which stand in order already.
+            return np.ones(len(batch), dtype=np.int64)  # Decodes alone, which are in order already.
         counts = batch.single().astype(np.int64)
         for sequence, count in self._counts.items():
             counts[sequence.row] = count
@@ -130,13 +130,13 @@ class Draft:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _prompt_targets(self) -> dict[int, PromptTargets]:
-        """Of the sequences whose prompts' log-probabilities are asked for, the tokens that follow those computed."""
-        found = {}
+        """Returns, by row, the tokens that follow the computed ones, where log-probabilities of the prompt are requested."""
+        by_row = {}
         for sequence, count in self._counts.items():
             top = sequence.sampling.prompt_logprobs
             if top is not None and sequence.choice == 0 and sequence.row is not None:
                 first = sequence.computed + 1
                 targets = tuple(sequence.tokens[first : min(first + count, sequence.prompt_length)])
                 if targets:
-                    found[sequence.row] = PromptTargets(targets, top)
-        return dict(sorted(found.items()))
+                    by_row[sequence.row] = PromptTargets(targets, top)
+        return dict(sorted(by_row.items()))

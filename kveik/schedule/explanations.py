@@ -1,4 +1,4 @@
-"""Explanations: why sequences do not run, kept from plan to plan, because most reasons outlive many steps."""
+"""Explanations: reasons why sequences do not run, kept from plan to plan, because most reasons outlive many steps."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Explanations:
         self._note(sequence, cause, shortage.needed, shortage.available)
 
     def put_off(self, sequence: Sequence) -> None:
-        """The policy had others come first."""
+        """The policy admitted others first."""
         self._note(sequence, Cause.POLICY, sequence.passed_over, 0)
 
     def starve(self, sequence: Sequence, budget: int) -> None:
         """No token of the step was left for the sequence."""
         self._note(sequence, Cause.BUDGET, sequence.pending, budget)
 
-    def drop(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> None:
         """The sequence runs, or has ended."""
         if self._blocked.pop(sequence.id, None) is not None:
             self._all = None
@@ -45,14 +45,14 @@ class Explanations:
         self._blocked[sequence.id] = NotScheduled(sequence.id, sequence.request.id, cause, needed, available)
 
     def of(self, queue: WaitingQueue, budget: int, starved: list[NotScheduled]) -> tuple[tuple[NotScheduled, ...], int]:
-        """Why others do not run: those examined, and those that no token was left for. How many more wait."""
+        """Returns the reasons of the sequences examined and of those without tokens, and the number of others that wait."""
         if budget <= 0 and queue.ready:
             self.starve(queue.at(0), budget)
         waiting = self.all(queue)
         return (*waiting, *starved) if starved else waiting, len(queue) - len(waiting)
 
     def all(self, queue: WaitingQueue) -> tuple[NotScheduled, ...]:
-        """Those examined and those parked; the same tuple as long as nothing changes."""
+        """Reasons of the sequences examined and of those parked; the same tuple as long as nothing changes."""
         if self._parked[0] != queue.parkings:
             parked = tuple(
                 NotScheduled(

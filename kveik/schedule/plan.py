@@ -1,14 +1,14 @@
-"""The step contract: what a step computes and what came of it, as columns. Decided once, never edited.
+"""Step plan and step outcome, as columns. Decided once, never edited.
 
 row          0        1        2          3
 request    "r7"     "r9"     "r9"       "r12"
 start       40       17       99          0        position of the row's first token
 count        1        1        3         64        tokens computed: one, one and two guesses, a chunk of a prompt
-logits       1        1        3          0        how many of its last tokens want logits
+logits       1        1        3          0        number of its last tokens that need logits
 token_ids  [ a |      b  |  c g g | p p p … p ]    row after row
-outcome    [ x |      y  |  z w   |           ]    0 to `logits` tokens a row; `offsets` says where each begins
+outcome    [ x |      y  |  z w   |           ]    0 to `logits` tokens per row; `offsets` has the first of each
 
-A plan holds all that an executor needs: pickled, it can be carried out by another process that sees nothing else.
+A plan has everything that an executor needs: pickled, another process can run it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class PromptTargets(NamedTuple):
     """Prompt tokens whose log-probabilities a row reports: those that follow its first tokens."""
 
     tokens: tuple[int, ...]
-    """One for each of the row's first tokens: the one behind it."""
+    """For each of the row's first tokens, the token behind it."""
 
     top: int
-    """How many of the likeliest to name with each."""
+    """Number of likeliest tokens to report with each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What the next step computes."""
+    """Rows and tokens that the next step computes."""
 
     request_ids: tuple[str, ...] = ()
     """[rows]"""
 
     sequence_ids: tuple[int, ...] = ()
-    """[rows]: the very same tuple as in the plan before where the rows are the same, so that it can be told by `is`."""
+    """[rows]: the same tuple object as in the plan before where the rows are the same, so that `is` compares them."""
 
     starts: Ints = field(default_factory=_none)
     """[rows]: position of the first token"""
@@ -61,7 +61,7 @@ class StepPlan:
     """[rows]: tokens computed, at least one"""
 
     logits: Ints = field(default_factory=_none)
-    """[rows]: how many of the last tokens want logits and sample; 0 where more of the prompt follows"""
+    """[rows]: number of last tokens that need logits and sample; 0 where more of the prompt follows"""
 
     token_ids: Ints = field(default_factory=_none)
     """[tokens]: row after row; the last `logits - 1` of a row are guesses"""
@@ -79,17 +79,17 @@ class StepPlan:
     """Blocks that are copied before anything is written."""
 
     admitted: tuple[int, ...] = ()
-    """Sequence ids that left the queue in this plan."""
+    """Sequence ids admitted in this plan."""
 
     preempted: tuple[Preemption, ...] = ()
     not_scheduled: tuple[NotScheduled, ...] = ()
-    """Why each of those that were examined does not run; `reason` tells of the others."""
+    """Reasons of the sequences that were examined and do not run; `reason` covers the others."""
 
     unexamined: int = 0
-    """How many more wait behind those examined."""
+    """Number of sequences that wait behind those examined."""
 
     ended: tuple[int, ...] = ()
-    """Sequence ids that have ended since the plan before: nothing has to be kept of them."""
+    """Sequence ids that have ended since the plan before; an executor can free their state."""
 
     @property
     def rows(self) -> int:
@@ -103,34 +103,34 @@ class StepPlan:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to compute."""
+        """True if there is nothing to compute."""
         return not self.sequence_ids
 
     @property
     def decoding(self) -> NDArray[np.bool_]:
-        """[rows]: whether a row computes nothing but its newest output token and guesses behind it."""
+        """[rows]: True where a row computes only its newest output token and guesses behind it."""
         decoding: NDArray[np.bool_] = (self.counts == self.logits) & (self.sampling.outputs > 0)
         return decoding
 
     @property
     def catch_up_tokens(self) -> int:
-        """Tokens of all rows that are further behind: prompts, and what is computed again after a preemption."""
+        """Tokens of all rows that are further behind: prompts, and tokens computed again after a preemption."""
         return int(self.counts[~self.decoding].sum())
 
     @property
     def pairs(self) -> float:
-        """Pairs of a new token and one that it reads; what attention costs."""
+        """Pairs of a new token and one that it reads: the cost of attention."""
         return float((self.counts * self.starts + self.counts * (self.counts + 1) / 2).sum())
 
     @property
     def guesses(self) -> dict[int, list[int]]:
-        """By row, the tokens behind its certain ones."""
+        """Guesses behind the certain tokens, by row."""
         ends = np.cumsum(self.counts)
         rows = np.flatnonzero(self.logits > 1).tolist()
         return {row: self.token_ids[ends[row] - self.logits[row] + 1 : ends[row]].tolist() for row in rows}
 
     def reason(self, sequence_id: int, request_id: str) -> NotScheduled | None:
-        """Why a live sequence is not in this step; None: it is."""
+        """Returns the reason why a live sequence is not in this step; None if it is."""
         if sequence_id in self.sequence_ids:
             return None
         for one in self.not_scheduled:
@@ -167,7 +167,7 @@ def _no_offsets() -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
-    """What an executor brought back for a plan."""
+    """Result of an executor for a plan."""
 
     tokens: Ints = field(default_factory=_none)
     """[n]: the chosen tokens, row after row"""
@@ -194,17 +194,17 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """What settling a step changed, as facts for the engine to publish."""
+    """Changes that settling a step made, for the engine to publish."""
 
     kept: Ints = field(default_factory=_none)
-    """[rows]: how many of a row's tokens became part of its sequence; those behind a stop token do not"""
+    """[rows]: number of a row's tokens that became part of its sequence; those behind a stop token do not"""
 
     finished: Mapping[int, Finished] = field(default_factory=dict)
-    """By row."""
+    """Sequences that ended, by row."""
 
     begun: tuple[int, ...] = ()
     """Sequence ids that got their first token."""
 
     gaps: tuple[float, ...] = ()
-    """Seconds per new token since the one before it, of every sequence that had one; in no promised order. Tokens that came
-    together share the time evenly."""
+    """Seconds per new token since the one before it, of every sequence that had one, in any order. Tokens that came together
+    share the time evenly."""

@@ -1,4 +1,4 @@
-"""Scheduling policies: who comes first, how many prompt tokens a step takes, and who is preempted."""
+"""Scheduling policies: order of sequences, prompt tokens per step, and choice of the victim."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kveik.config import ScheduleConfig
 from kveik.request.sequence import Sequence
 
 Rank = tuple[float, int]
-"""Smaller comes earlier; the second part is the sequence's id, so no two are equal."""
+"""A smaller rank comes earlier; the second part is the sequence's id, so no two are equal."""
 
 
 class Policy(Protocol):
-    """An order of sequences. The first of all by rank must stay first until it finishes, or nobody surely does."""
+    """An order of sequences. The first of all by rank must stay first until it finishes, so that sequences surely finish."""
 
     changes: bool
-    """Whether ranks may change as time passes: the waiting queue is then sorted anew before every plan."""
+    """True if ranks change as time passes: the waiting queue is then sorted anew before every plan."""
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
         """Place in the waiting queue, and among running sequences that get prompt tokens."""
@@ -27,11 +27,11 @@ class Policy(Protocol):
         ...
 
     def victim(self, candidates: Iterable[Sequence], now: float) -> Sequence:
-        """The running sequence that is preempted when no block is left."""
+        """Returns the running sequence that is preempted when no block is left."""
         ...
 
     def may_preempt(self, waiting: Sequence, running: Sequence, now: float) -> bool:
-        """Whether the waiting one is so much more urgent that the running one gives up its blocks."""
+        """True if the waiting sequence is so much more urgent that the running one is preempted."""
         ...
 
 
@@ -80,10 +80,10 @@ class PriorityWithAging:
         return max(candidates, key=lambda sequence: self.rank(sequence, now))
 
     def may_preempt(self, waiting: Sequence, running: Sequence, now: float) -> bool:
-        """Only a better priority takes another's place, and not that of one whose age outweighs it."""
+        """Only a better priority preempts, and not a sequence whose age outweighs it."""
         return waiting.request.priority < running.request.priority and self.rank(waiting, now) < self.rank(running, now)
 
 
 def policy_for(limits: ScheduleConfig) -> Policy:
-    """The policy that the configuration names."""
+    """Returns the policy that the configuration names."""
     return PriorityWithAging(limits) if limits.scheduling_policy == "priority" else FirstCome(limits)

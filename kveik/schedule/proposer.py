@@ -9,7 +9,7 @@ from kveik.request.sequence import Sequence
 
 
 class Proposer(Protocol):
-    """Guesses tokens. A wrong guess costs time and changes nothing: only what the sampler chooses too is kept."""
+    """Guesses tokens. A wrong guess costs time and changes no output: only tokens that the sampler chooses too are kept."""
 
     def propose(self, sequence: Sequence, limit: int) -> Items[int]:
         """Tokens that may follow the sequence's newest one; those beyond `limit` are ignored."""
@@ -17,7 +17,7 @@ class Proposer(Protocol):
 
 
 class NoProposer:
-    """Guesses nothing."""
+    """Makes no guesses."""
 
     def propose(self, sequence: Sequence, limit: int) -> Items[int]:
         return ()

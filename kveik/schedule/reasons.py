@@ -7,40 +7,40 @@ from dataclasses import dataclass
 
 
 class Cause(enum.Enum):
-    """Everything that can keep a sequence out of a step."""
+    """Causes that keep a sequence out of a step."""
 
     BUDGET = "budget"
-    """No token of the step is left for it. `needed`: tokens that it wants; `available`: those left."""
+    """No token of the step is left for it. `needed`: its pending tokens; `available`: those left."""
 
     BLOCKS = "blocks"
     """It needs more KV blocks than are free. `needed` and `available`: blocks of the group that is short."""
 
     ROWS = "rows"
-    """As many sequences run as may. `available`: --max-num-seqs."""
+    """The largest allowed number of sequences runs. `available`: --max-num-seqs."""
 
     QUEUE_POSITION = "queue position"
-    """Others before it wait too. `needed`: how many are examined in a step at most; `available`: its position at least."""
+    """Others before it wait too. `needed`: number examined in the step; `available`: its position at least."""
 
     PREFIX_IN_FLIGHT = "waits for a prefix in flight"
     """A running sequence is about to compute the same blocks."""
 
     LOADING = "waits for a load"
-    """A tier is asked for its blocks, or loads them."""
+    """Its blocks are looked up in a tier, or loaded from it."""
 
     POLICY = "policy"
-    """The policy puts others first: it gave way in this step, or somebody was passed over often enough."""
+    """The policy admits others first: it was preempted in this step, or another sequence was passed over often enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixInFlight:
-    """A claim to wait for: content that a running sequence is about to compute, by its key."""
+    """A claim to wait for: the key of content that a running sequence is about to compute."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class NotScheduled:
-    """Why one sequence is not in a step."""
+    """Reason why one sequence is not in a step."""
 
     sequence_id: int
     request_id: str
@@ -51,7 +51,7 @@ class NotScheduled:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A running sequence whose blocks were taken away in a step."""
+    """A running sequence whose blocks were freed for others in a step."""
 
     sequence_id: int
     request_id: str
@@ -59,4 +59,4 @@ class Preemption:
     """BLOCKS: a running sequence needed them; POLICY: a more urgent one was admitted in its place."""
 
     needed: int
-    """Tokens that it had computed, and which have to be found or computed again."""
+    """Tokens that it had computed, and that must be hit or computed again."""

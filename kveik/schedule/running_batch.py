@@ -1,4 +1,4 @@
-"""Running sequences as columns that are updated as tokens come, and never rebuilt. Knows no blocks.
+"""Running batch: columns of running sequences, updated as tokens come and never rebuilt. Independent of blocks.
 
     row          0     1     2     3
     sequences  [ a  |  b  |  –  |  d  ]        –: a gap; b and d keep their rows until the next plan closes it
@@ -24,23 +24,23 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class RunningBatch:
-    """Sequences that hold blocks, by row."""
+    """Running sequences, by row."""
 
     def __init__(self, rows: int) -> None:
         self.sequences: list[Sequence | None] = []
-        """By row; None in a gap."""
+        """Sequences by row; None in a gap."""
 
         self.computed: Ints = np.zeros(rows, dtype=np.int64)
         """[rows]: tokens whose keys and values are in the cache"""
 
         self.lengths: Ints = np.zeros(rows, dtype=np.int64)
-        """[rows]: tokens in all"""
+        """[rows]: length in tokens"""
 
         self.capacity: Ints = np.zeros(rows, dtype=np.int64)
-        """[rows]: positions that the blocks held have room for"""
+        """[rows]: positions that the sequence's blocks hold"""
 
         self.changes = 0
-        """Counts every coming, going and moving: what was derived from the rows holds as long as this does."""
+        """Incremented by every addition, removal and exchange: values derived from the rows are valid until then."""
 
         self._pending: Ints = np.zeros(rows, dtype=np.int64)
         self._prompts: Ints = np.zeros(rows, dtype=np.int64)
@@ -68,10 +68,10 @@ class RunningBatch:
         return len(self.sequences) - len(self._gaps)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All of them, in order of row."""
+        """Sequences in order of row."""
         return (sequence for sequence in self.sequences if sequence is not None)
 
-    # Coming and going.
+    # Addition and removal.
 
     def add(self, sequence: Sequence, row: int, computed: int) -> None:
         """The sequence runs in this row, which is free."""
@@ -94,7 +94,7 @@ class RunningBatch:
         self.changes += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence leaves; its row is a gap until rows are arranged anew."""
+        """The sequence runs no more; its row is a gap until rows are arranged anew."""
         row = sequence.row
         assert row is not None, f"sequence {sequence.id} does not run"
         last = float(self._lasts[row])
@@ -103,13 +103,13 @@ class RunningBatch:
         sequence.batch = sequence.row = None
         self.sequences[row] = None
         self._gaps.add(row)
-        # Nothing becomes due in a gap.
+        # A gap never needs a block.
         self.capacity[row] = _NEVER
         self._count_stops(sequence.stop_ids, -1)
         self.changes += 1
 
     def _count_stops(self, stops: frozenset[int], change: int) -> None:
-        """Nearly all have the same stop tokens: a token in any of the sets is looked at more closely."""
+        """Count stop tokens of all sequences: most have the same, so a token in any of the sets is checked more closely."""
         count = self._stops.get(stops, 0) + change
         if count:
             self._stops[stops] = count
@@ -119,8 +119,8 @@ class RunningBatch:
             self._any_stop = frozenset().union(*self._stops)
 
     def arrange(self, counts: Ints) -> list[tuple[int, int]]:
-        """Rows with one token first, then those with several, then those without any; gaps last. Returns the exchanges of
-        rows that were made, in order: the block tables follow them. counts [rows]: tokens in the step, changed alike.
+        """Rows with one token first, then those with several, then those without any; gaps last. Returns the exchanges of rows
+        in order, for the block tables. counts [rows]: tokens in the step; they are exchanged in the same way.
         """
         size = len(self.sequences)
         kinds = np.where(counts[:size] == 1, 0, np.where(counts[:size] > 1, 1, 2))
@@ -129,8 +129,8 @@ class RunningBatch:
         exchanges = []
         for row in np.flatnonzero(kinds != wanted).tolist():
             if kinds[row] == wanted[row]:
-                continue  # An exchange for a row before it has put it right.
-            # Its own kind's place is best taken, so that one exchange puts both right; the last one, where there is none.
+                continue  # An earlier exchange has put this row in its place.
+            # Best is a place of its own kind, so that one exchange serves both rows; else the last one.
             others = row + 1 + np.flatnonzero((kinds[row + 1 :] == wanted[row]) & (wanted[row + 1 :] != wanted[row]))
             fitting = others[wanted[others] == kinds[row]]
             other = int((fitting if len(fitting) else others)[-1])
@@ -154,11 +154,11 @@ class RunningBatch:
         for column in self._columns:
             column[[one, other]] = column[[other, one]]
 
-    # Questions.
+    # Queries.
 
     @property
     def gapless(self) -> bool:
-        """Whether every row has a sequence."""
+        """True if every row has a sequence."""
         return not self._gaps
 
     def behind(self) -> list[Sequence]:
@@ -179,7 +179,7 @@ class RunningBatch:
         return np.flatnonzero(due).tolist()
 
     def single(self) -> NDArray[np.bool_]:
-        """[rows in use]: whether a row has nothing to compute but its newest output token."""
+        """[rows in use]: True where a row's only pending token is its newest output token."""
         size = len(self.sequences)
         lengths = self.lengths[:size]
         single: NDArray[np.bool_] = (lengths - self.computed[:size] == 1) & (lengths > self._prompts[:size])
@@ -187,11 +187,11 @@ class RunningBatch:
         return single
 
     def sequence_ids(self, count: int) -> tuple[int, ...]:
-        """Of the first `count` rows; the same tuple as long as the rows are the same."""
+        """Sequence ids of the first `count` rows; the same tuple as long as the rows are the same."""
         return self._identify(count)[0]
 
     def request_ids(self, count: int) -> tuple[str, ...]:
-        """Of the first `count` rows; the same tuple as long as the rows are the same."""
+        """Request ids of the first `count` rows; the same tuple as long as the rows are the same."""
         return self._identify(count)[1]
 
     def _identify(self, count: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -253,7 +253,7 @@ class RunningBatch:
         return tokens[places], bounds
 
     def advance(self, computed: Ints, tokens: Ints, offsets: Ints, now: float) -> list[float]:
-        """The first rows have computed up to `computed` [rows], and got tokens[offsets[i] : offsets[i + 1]].
+        """Set the first rows' computed tokens to `computed` [rows], and append tokens[offsets[i] : offsets[i + 1]].
 
         Returns seconds per new token since the one before it, of every sequence that had one.
         """
@@ -296,7 +296,7 @@ class RunningBatch:
         return begun
 
     def ending(self, given: Ints) -> list[int]:
-        """Rows whose newest token may be the last, after `advance`: the length is reached, or it is a stop token of any."""
+        """Rows whose newest token may be the last, after `advance`: the length is reached, or it is some row's stop token."""
         count = len(given)
         ending = (self.lengths[:count] >= self._ends[:count]) & (given > 0)
         newest = self._pending[:count]
@@ -305,19 +305,19 @@ class RunningBatch:
         return np.flatnonzero(ending).tolist()
 
     def check(self) -> None:
-        """The columns say what the sequences say. Raises AssertionError."""
-        assert self._gaps == {row for row, one in enumerate(self.sequences) if one is None}, "a gap is not known as one"
+        """The columns agree with the sequences. Raises AssertionError."""
+        assert self._gaps == {row for row, one in enumerate(self.sequences) if one is None}, "the set of gaps is wrong"
         for row, sequence in enumerate(self.sequences):
             if sequence is None:
                 continue
-            assert (sequence.row, sequence.batch) == (row, self), "a sequence is not where it says"
-            assert self.lengths[row] == len(sequence.tokens), "the length column is not the sequence's"
-            assert self._pending[row] == sequence.tokens[-1], "the newest token's column is not the sequence's"
-            assert self._prompts[row] == sequence.prompt_length, "the prompt's column is not the sequence's"
-            assert self._ends[row] == sequence.end_length, "the end's column is not the sequence's"
-            assert self._top_k[row] == sequence.sampling.top_k, "a sampling column is not the sequence's"
-            assert tuple(self._seeds[row].tolist()) == seed_words(sequence.seed), "the seed's column is not the sequence's"
+            assert (sequence.row, sequence.batch) == (row, self), "a sequence has another row than the batch"
+            assert self.lengths[row] == len(sequence.tokens), "the length column differs from the sequence"
+            assert self._pending[row] == sequence.tokens[-1], "the newest token's column differs from the sequence"
+            assert self._prompts[row] == sequence.prompt_length, "the prompt's column differs from the sequence"
+            assert self._ends[row] == sequence.end_length, "the end's column differs from the sequence"
+            assert self._top_k[row] == sequence.sampling.top_k, "a sampling column differs from the sequence"
+            assert tuple(self._seeds[row].tolist()) == seed_words(sequence.seed), "the seed's column differs from the sequence"
             assert 0 <= self.computed[row] < self.lengths[row], "a sequence is computed beyond its end"
             assert self.computed[row] <= self.capacity[row], "a sequence is computed beyond its blocks"
-            assert sequence.stop_ids <= self._any_stop, "a stop token is not looked for"
-        assert sum(self._stops.values()) == len(self), "stop tokens are counted for somebody who is gone"
+            assert sequence.stop_ids <= self._any_stop, "a stop token is not checked"
+        assert sum(self._stops.values()) == len(self), "stop tokens of a sequence are counted that does not run"

@@ -1,4 +1,4 @@
-"""Scheduler: where sequences and blocks meet. Which tokens the next step computes, and what its outcome changes.
+"""Scheduler: plans the tokens of the next step and their blocks, and settles its outcome.
 
 There are no phases. A sequence has a length and a computed count, and every step lets computed catch up with length:
 
@@ -8,8 +8,9 @@ There are no phases. A sequence has a length and a computed count, and every ste
             4. guesses of the proposer behind the tokens of 1, as far as tokens and blocks are left
     settle  computed advances, tokens are appended, finished sequences are released, full blocks are cached
 
-When no block is left, the newest admitted (under `priority`: the least urgent) is preempted: its blocks go, its tokens stay,
-and it returns to its place in the queue. So the oldest admitted always makes progress and finishes; then the next is oldest.
+When no block is left, the newest admitted (under `priority`: the least urgent) is preempted: its blocks are freed, its tokens
+stay, and it returns to its place in the queue. So the oldest admitted always makes progress and finishes; then the next is
+oldest.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from kveik.schedule.reasons import Cause, PrefixInFlight
 from kveik.schedule.running_batch import RunningBatch
 from kveik.schedule.settle import commit_rows
 from kveik.schedule.waiting_queue import WaitingQueue
+from kveik.words import counted
 
 
 class Scheduler:
@@ -51,8 +53,8 @@ class Scheduler:
         policy: Policy | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        """The KV cache manager was made for these limits. `offload`: of the same KV cache; None: no tiers.
-        `policy`: another than the one in `limits`. `proposer`: guesses tokens to compute along with the certain ones.
+        """The KV cache manager has these limits too. `offload`: of the same KV cache; None: no tiers.
+        `policy`: overrides the one in `limits`. `proposer`: guesses tokens to compute along with the certain ones.
         """
         assert kv_cache.rows <= limits.max_num_seqs, "the KV cache manager has more rows than sequences may run"
         assert max_model_len <= kv_cache.max_model_len, "the KV cache manager's tables are shorter than the context"
@@ -61,7 +63,7 @@ class Scheduler:
         assert largest <= kv_cache.max_chunk, "the KV cache manager's windowed groups count with smaller chunks"
         self.kv_cache = kv_cache
         self.offload: Offload = offload or NoOffload()
-        # Prompt tokens of all sequences admitted so far, each counted once, and those of them that were found in the cache.
+        # Prompt tokens of all sequences admitted so far, each counted once, and those of them that were hit in the cache.
         self.prefix_queries = self.prefix_hits = 0
         self._limits = limits
         self._max_model_len = max_model_len
@@ -74,24 +76,24 @@ class Scheduler:
         self._batch = RunningBatch(kv_cache.rows)
         self._admissions = 0
         self._explanations = Explanations()
-        # Nothing has changed since an admission pass found nothing that fits: no need to try again every step.
+        # True if no waiting sequence fits and nothing has changed since: admission need not be tried again every step.
         self._hopeless = False
 
-    # Questions.
+    # Queries.
 
     @property
     def running(self) -> int:
-        """Sequences that hold blocks."""
+        """Number of running sequences."""
         return len(self._batch)
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queue, those that wait for another's blocks included."""
+        """Number of sequences in the queue, parked ones included."""
         return len(self._queue)
 
     @property
-    def room(self) -> int:
-        """Sequences that the queue still takes."""
+    def queue_capacity_left(self) -> int:
+        """Number of sequences that can still be queued."""
         return max(0, self._limits.max_waiting - len(self._queue))
 
     @property
@@ -99,27 +101,27 @@ class Scheduler:
         return bool(self._alive)
 
     def running_sequences(self) -> Iterator[Sequence]:
-        """All that hold blocks, in no promised order."""
+        """Running sequences, in any order."""
         return iter(self._batch)
 
     def sequence(self, sequence_id: int) -> Sequence | None:
-        """A sequence that is alive, or has ended since the latest plan."""
+        """Returns a sequence that is alive, or has ended since the latest plan."""
         return self._alive.get(sequence_id) or self._ended.get(sequence_id)
 
-    # From outside.
+    # Arrivals and aborts.
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises PromptTooLong or Overloaded, and has changed nothing then.
+        """Queue a sequence. Raises PromptTooLong or Overloaded, and changes nothing then.
 
         Prompt and `max_tokens` together are at most `max_model_len`, and the KV cache manager has blocks for that many tokens
-        of one sequence in every group: so whatever is queued can run.
+        of one sequence in every group: so every queued sequence can run.
         """
         request, sampling = sequence.request, sequence.sampling
         wanted = sequence.prompt_length + sampling.max_tokens
         if wanted > self._max_model_len:
             raise PromptTooLong(tokens=sequence.prompt_length, allowed=self._max_model_len, wanted=sampling.max_tokens)
-        if self.room == 0:
-            raise Overloaded(f"The queue is full; sequences in it: {len(self._queue)} (--max-waiting).")
+        if self.queue_capacity_left == 0:
+            raise Overloaded(f"The queue is full: {counted(len(self._queue), 'sequence')} (--max-waiting). Try again later.")
         sequence.end_length = wanted
         sequence.stop_length = sequence.prompt_length + sampling.min_tokens
         sequence.stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
@@ -137,9 +139,9 @@ class Scheduler:
         self._hopeless = False
 
     def abort(self, sequence_id: int, now: float) -> bool:
-        """End a sequence at once and free its blocks. False where it is not alive any more.
+        """End a sequence at once and free its blocks. Returns False where it is not alive any more.
 
-        Between `plan` and `settle` the step still computes it; its tokens are dropped, and a later plan may use its blocks.
+        Between `plan` and `settle` the step still computes it; its tokens are discarded, and a later plan may use its blocks.
         """
         sequence = self._alive.get(sequence_id)
         if sequence is None:
@@ -160,7 +162,7 @@ class Scheduler:
         news = self.offload.expire(now)
         if self._policy.changes:
             self._queue.sort(lambda sequence: self._policy.rank(sequence, now))
-        if any([news, self._queue.wake(self._held), self._policy.changes]):
+        if any([news, self._queue.wake(self._claim_pending), self._policy.changes]):
             self._hopeless = False
         draft = Draft(self._batch)
         self._secure_decodes(draft, now)
@@ -170,7 +172,7 @@ class Scheduler:
         self._feed_behind(behind, draft, now)
         if not draft.short and not self._hopeless:
             self._admit(draft, now)
-        if self.offload.plan_made():  # What was held for finished loads may be what another sequence lacked.
+        if self.offload.plan_made():  # Blocks that were reserved for finished loads may be what another sequence lacked.
             self._hopeless = False
             if not draft.short and not draft.admitted:
                 self._admit(draft, now)
@@ -180,8 +182,8 @@ class Scheduler:
         return plan
 
     def settle(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Settled:
-        """Take over what the step brought: 0 to `logits` tokens per row, in the plan's order."""
-        assert len(outcome.offsets) == plan.rows + 1, "the outcome is not this plan's"
+        """Apply the outcome of a step: 0 to `logits` tokens per row, in the plan's order."""
+        assert len(outcome.offsets) == plan.rows + 1, "the outcome belongs to another plan"
         batch = self._batch
         tokens, offsets = batch.until_end(outcome.tokens, outcome.offsets)
         kept = np.diff(offsets)
@@ -204,10 +206,10 @@ class Scheduler:
         assert len(running) == self.running, "a sequence runs twice"
         assert len(running) + len(self._queue) == len(self._alive), "a sequence is lost"
         for sequence in self._alive.values():
-            assert (sequence.status is Status.RUNNING) == (sequence.id in running), "a sequence's status is not where it is"
+            assert (sequence.status is Status.RUNNING) == (sequence.id in running), "a sequence's status is wrong"
             assert (sequence.row is not None) == (sequence.id in running), "a waiting sequence has a row"
             assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.end_length, "a sequence is past its end"
-            assert self.kv_cache.row(sequence.id) == sequence.row, "a sequence's row is not its row in the block tables"
+            assert self.kv_cache.row(sequence.id) == sequence.row, "a sequence has another row in the block tables"
         self._batch.check()
         assert self.kv_cache.filling <= {one.id for one in self._batch.behind()}, "a decode still claims what it has computed"
         assert len(running) <= self._limits.max_num_seqs, "more sequences run than may"
@@ -225,7 +227,7 @@ class Scheduler:
                 self._secure(sequence, sequence.length, draft, now)
 
     def _secure(self, sequence: Sequence, length: int, draft: Draft, now: float) -> bool:
-        """Blocks for `length` tokens, preempting others where none is left; False where it is preempted itself."""
+        """Allocate blocks for `length` tokens, preempting others where none is left. False if it is preempted itself."""
         while self.kv_cache.reach(sequence.id) < length:
             if self.offload.release_for_blocks():
                 continue
@@ -249,20 +251,20 @@ class Scheduler:
                 self._feed(sequence, draft, now)
 
     def _feed(self, sequence: Sequence, draft: Draft, now: float) -> None:
-        """As many tokens as budget and blocks allow; others are preempted only where not even one is possible."""
+        """Schedule as many tokens as budget and blocks allow; others are preempted only where not even one is possible."""
         count, start = self._count(sequence, draft), sequence.computed
         if start + count > self._batch.capacity[sequence.row]:
             reach = self.kv_cache.reach(sequence.id)
             if not self._secure(sequence, min(start + count, max(reach, start + 1)), draft, now):
                 return
-        draft.give(sequence, min(count, int(self._batch.capacity[sequence.row]) - start))
+        draft.schedule(sequence, min(count, int(self._batch.capacity[sequence.row]) - start))
 
     def _count(self, sequence: Sequence, draft: Draft) -> int:
         most = self._limits.long_prefill_token_threshold or draft.budget
         return min(sequence.pending, draft.budget, most)
 
     def _preempt(self, sequence: Sequence, draft: Draft, cause: Cause, now: float) -> None:
-        """Free the blocks; what was computed can be found again. The sequence returns to its place in the queue."""
+        """Free the blocks, whose content stays cached. The sequence returns to its place in the queue."""
         draft.preempt(sequence, cause)
         self._stop(sequence)
         sequence.status = Status.WAITING
@@ -270,7 +272,7 @@ class Scheduler:
         self._queue.add(self._policy.rank(sequence, now), sequence)
 
     def _guess(self, draft: Draft, now: float) -> None:
-        """Guesses take what is left of the step's tokens, and blocks that are free: they preempt nothing."""
+        """Schedule guesses with the rest of the step's tokens, in free blocks: they preempt nothing."""
         if isinstance(self._proposer, NoProposer):
             return
         left = self._limits.max_num_batched_tokens - draft.tokens
@@ -287,7 +289,7 @@ class Scheduler:
     # Admission.
 
     def _admit(self, draft: Draft, now: float, ahead_of: Sequence | None = None) -> None:
-        """Admit from the queue while there is budget; with `ahead_of`, only those for which that running one is preempted.
+        """Admit from the queue while budget is left; with `ahead_of`, only those for which that running one is preempted.
 
         A sequence that does not fit may be passed by up to `look_past` others, but not more than `look_past_limit` times.
         """
@@ -303,15 +305,15 @@ class Scheduler:
                 break
             if draft.is_preempted(sequence):
                 self._explanations.put_off(sequence)
-                return  # It was preempted in this very step, and those behind it are no more urgent.
+                return  # It was preempted in this step, and those behind it are not more urgent.
             limit = sequence.hit_limit
             match = self.kv_cache.match(sequence.id, limit)
             claim = self._claim(sequence, match, limit, now)
             if claim is not None:
                 queue.park(place, claim)
-            elif self._make_room(sequence, match, draft, now):
+            elif self._secure_admission(sequence, match, draft, now):
                 self._start(queue.pop(place), match, draft, now)
-                self._explanations.drop(sequence)
+                self._explanations.remove(sequence)
                 for one in blocked:
                     one.passed_over += 1
             else:
@@ -320,17 +322,17 @@ class Scheduler:
         self._hopeless = ahead_of is None and draft.budget > 0
 
     def _claim(self, sequence: Sequence, match: PrefixMatch | None, limit: int, now: float) -> Hashable | None:
-        """What the sequence had better wait for: blocks that are being computed or loaded."""
+        """Returns what the sequence should wait for: blocks that are being computed or loaded."""
         if (key := self.kv_cache.blocker(sequence.id, match, limit)) is not None:
             return PrefixInFlight(key)
         return self.offload.begin(sequence, match, limit, now)
 
-    def _held(self, claim: Hashable) -> bool:
-        """Whether sequences that wait for this have to wait on."""
+    def _claim_pending(self, claim: Hashable) -> bool:
+        """True if sequences that wait for this must wait longer."""
         return self.kv_cache.claimed(claim.key) if isinstance(claim, PrefixInFlight) else self.offload.has(claim)
 
-    def _make_room(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> bool:
-        """Whether the sequence can be admitted; those that are less urgent are preempted for it, if that suffices."""
+    def _secure_admission(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> bool:
+        """Returns whether the sequence can be admitted; less urgent ones are preempted for it, if that suffices."""
         if (shortage := self.kv_cache.shortage(sequence.id, match)) is None:
             return True
         self._explanations.block(sequence, shortage)
@@ -342,14 +344,14 @@ class Scheduler:
 
         if not rivals or not suffices(len(rivals)):
             return False
-        # The more are preempted, the more blocks there are.
+        # The more sequences are preempted, the more blocks are free.
         fewest = bisect_left(range(1, len(rivals) + 1), True, key=suffices) + 1
         for rival in rivals[:fewest]:
             self._preempt(rival, draft, Cause.POLICY, now)
         return True
 
     def _start(self, sequence: Sequence, match: PrefixMatch | None, draft: Draft, now: float) -> None:
-        # One that was preempted takes up where it was: its newest token is a decode, not part of a prompt.
+        # A preempted sequence resumes: its newest token is a decode, not part of a prompt.
         target = sequence.length - 1 if sequence.output_count else sequence.length
         admission = self.kv_cache.admit(sequence.id, match, target, now)
         self._admissions += 1
@@ -363,14 +365,14 @@ class Scheduler:
         self._batch.add(sequence, admission.row, admission.matched)
         count = self._count(sequence, draft)
         self._grow(sequence, admission.matched + count, now)
-        draft.give(sequence, count)
+        draft.schedule(sequence, count)
         draft.copies += admission.copies
         draft.admitted.append(sequence.id)
 
     # Parts of settle.
 
     def _reason_to_end(self, sequence: Sequence, *, failed: bool) -> FinishReason | None:
-        """Why the sequence ends with its newest token, or without one because its logits were not finite."""
+        """Returns why the sequence ends: its newest token, or logits that were not finite. None if it does not end."""
         if failed:
             self.kv_cache.invalidate(sequence.id)
             return "error"
@@ -382,7 +384,7 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
         self.offload.dropped(sequence.id)
-        self._explanations.drop(sequence)
+        self._explanations.remove(sequence)
         self.kv_cache.close(sequence.id, now)
         del self._alive[sequence.id]
         self._ended[sequence.id] = sequence

@@ -12,8 +12,8 @@ from kveik.schedule.running_batch import RunningBatch
 def commit_rows(kv_cache: KVCacheManager, batch: RunningBatch, plan: StepPlan, computed: Ints, failed: frozenset[int]) -> bool:
     """Commit what the plan's rows have computed, up to `computed` [rows]. Returns whether blocks may have become free.
 
-    Rows that catch up are committed every time: their blocks may leave windows, and what a prompt was promised until its end is
-    free for others after it. The other rows only need it where a block became full.
+    Rows that catch up are committed every time: their blocks may leave windows, and blocks reserved for the rest of a prompt
+    become free at its end. The other rows only need it where a block became full.
     """
     size, behind = kv_cache.block_size, ~plan.decoding
     freed = bool(behind.any())

@@ -1,10 +1,10 @@
-"""Seconds that a step of the model takes, learnt from every step. Pure.
+"""Step cost: predicted seconds of a step, learnt from every step. Pure.
 
     a step                     reads weights for        rates of its own for
     of decodes alone           one token per sequence   the step · its tokens · pairs of a token and one that it reads
     with a prefill among them  many tokens at once      the same three
 
-The two are bound by different things, memory and arithmetic, so a thousand decodes teach nothing wrong about prefills.
+Decodes are bound by memory and prefills by arithmetic, so neither distorts the rates of the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StepCost:
         """Sums over the decodes that are not observed yet."""
 
     def observe(self, rows: int, tokens: int, pairs: float, seconds: float) -> None:
-        """A step has taken so long. `rows`: sequences in it; `pairs`: of a new token and one that it reads."""
+        """Learn from a step. `rows`: sequences in it; `pairs`: of a new token and one that it reads."""
         if tokens > rows:
             self.prefills.observe((1.0, tokens, pairs), seconds)
             return
@@ -47,11 +47,11 @@ class StepCost:
             self._steps, self._tokens, self._pairs, self._seconds = 0, 0, 0.0, 0.0
 
     def seconds(self, rows: int, tokens: int, pairs: float) -> float:
-        """Predicted for one step."""
+        """Predicted seconds of one step."""
         return (self.prefills if tokens > rows else self.decodes).seconds((1.0, tokens, pairs))
 
     def prefill_seconds(self, tokens: NDArray[np.int64], context: NDArray[np.int64], chunk: int) -> NDArray[np.float64]:
-        """Predicted for computing `tokens` of one sequence after `context` others, `chunk` per step; for many at once."""
+        """Predicted seconds for `tokens` of one sequence after `context` others, `chunk` per step; for many at once."""
         step, token, pair = self.prefills.rates
         many = tokens.astype(np.float64)
         return np.asarray(step * -(-tokens // chunk) + token * many + pair * (many * context + many * (many + 1) / 2))
@@ -61,7 +61,7 @@ class StepCost:
         return {name: rates.learnt() for name, rates in self._named.items()}
 
     def restore(self, learnt: Learnt) -> None:
-        """Take over what is there of it. Raises ValueError where a table is malformed."""
+        """Restore the rates that are in the tables. Raises ValueError where a table is malformed."""
         for name, rates in self._named.items():
             if name in learnt:
                 rates.restore(np.asarray(learnt[name], dtype=np.float64))

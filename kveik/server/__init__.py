@@ -1,4 +1,4 @@
-"""The OpenAI door: protocol (shapes), translate (pure), routes, sse, auth, app.
+"""OpenAI-compatible HTTP server: protocol (shapes), translate (pure), routes, sse, auth, app.
 
 It sees the engine only through `engine.stream`.
 """

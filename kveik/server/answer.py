@@ -1,4 +1,4 @@
-"""OpenAI's answers, whole or in chunks, from the same parts of the engine's output. Pure."""
+"""Answers in OpenAI's format, whole or in chunks, from the same parts of the engine's output. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kveik.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class ChoiceParts:
-    """What is new in one choice, or all of it: the same shape, because a whole answer is one large chunk."""
+    """New parts of one choice, or all of them: a whole answer is one large chunk."""
 
     index: int
-    """In the call: prompt times n plus choice."""
+    """Index in the call: prompt times n plus choice."""
 
     text: str = ""
     scored: list[Scored] = field(default_factory=list)
     echoed: int = 0
-    """How many of `scored`, at its beginning, are the prompt's."""
+    """Number of entries at the beginning of `scored` that belong to the prompt."""
 
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -34,7 +34,7 @@ class ChoiceParts:
 
     @classmethod
     def joined(cls, index: int, news: Sequence[ChoiceParts]) -> ChoiceParts:
-        """All that one choice gave, in the order in which it came."""
+        """Returns all parts of one choice, joined in their order."""
         whole = cls(index, text="".join(parts.text for parts in news))
         whole.scored = [entry for parts in news for entry in parts.scored]
         whole.echoed = sum(parts.echoed for parts in news)
@@ -44,7 +44,7 @@ class ChoiceParts:
 
 
 class AnswerShape(Protocol):
-    """One endpoint's way to write answers. Alternatives: `CompletionShape`, `ChatShape`."""
+    """Format of one endpoint's answers. Alternatives: `CompletionShape`, `ChatShape`."""
 
     def whole(self, choices: Sequence[ChoiceParts], streams: Sequence[Stream]) -> dict[str, object]:
         """The non-streamed answer."""
@@ -60,13 +60,13 @@ class AnswerShape(Protocol):
 
 
 def parts_of(delta: Delta, call: Call, prompt: int, stream: Stream, *, first: bool) -> ChoiceParts:
-    """One delta as parts; the `first` of a choice brings the echo of its prompt along."""
+    """Returns one delta as parts; the `first` of a choice includes the echo of its prompt."""
     parts = ChoiceParts(prompt * call.n + delta.choice, finish_reason=delta.finish_reason)
     parts.stop_reason = call.stop_reason(delta.stop_reason)
     if first and call.echo is not None:
         parts.text = call.echo[prompt]
         if call.logprobs is not None:
-            # The engine may hold no entries yet where it failed early; then there is nothing to pair the tokens with.
+            # Where the engine failed early there may be no entries to pair the tokens with.
             parts.scored = list(zip(call.requests[prompt].prompt, stream.prompt_logprobs or (), strict=False))
             parts.echoed = len(parts.scored)
     if not call.echo_only:
@@ -77,7 +77,7 @@ def parts_of(delta: Delta, call: Call, prompt: int, stream: Stream, *, first: bo
 
 
 def usage(call: Call, streams: Sequence[Stream]) -> dict[str, object]:
-    """Every prompt once, whatever n is; the new tokens of all choices."""
+    """Returns the usage: every prompt once, whatever n is, and the new tokens of all choices."""
     completion = 0 if call.echo_only else sum(stream.completion_tokens for stream in streams)
     return {
         "prompt_tokens": call.prompt_tokens,
@@ -88,7 +88,7 @@ def usage(call: Call, streams: Sequence[Stream]) -> dict[str, object]:
 
 
 class _Frame:
-    """What all answers of one call have around their choices."""
+    """Fields around the choices that all answers of one call share."""
 
     def __init__(self, call: Call, tokenizer: Tokenizer, *, created: int, fingerprint: str) -> None:
         self._call = call
@@ -109,7 +109,7 @@ class _Frame:
     def _chunk(self, kind: str, choice: dict[str, object], streams: Sequence[Stream]) -> dict[str, object]:
         frame = self._frame(kind, [choice])
         if self._call.include_usage:
-            # OpenAI: a stream that will end with its usage says null until then; others do not mention it.
+            # OpenAI: a stream that ends with its usage has null until then; others lack the field.
             frame["usage"] = usage(self._call, streams) if self._call.continuous_usage else None
         return frame
 
@@ -121,7 +121,7 @@ class _Frame:
 
 
 class CompletionShape(_Frame):
-    """POST /v1/completions. Remembers, per choice, where in the text its tokens begin."""
+    """POST /v1/completions. Keeps, per choice, the offsets of its tokens in the text."""
 
     def __init__(self, call: Call, tokenizer: Tokenizer, *, created: int, fingerprint: str) -> None:
         super().__init__(call, tokenizer, created=created, fingerprint=fingerprint)
@@ -149,7 +149,7 @@ class CompletionShape(_Frame):
         return {"index": parts.index, "text": parts.text, "logprobs": logprobs, **self._ending(parts)}
 
     def _logprobs(self, parts: ChoiceParts) -> dict[str, object] | None:
-        """None where a part of a stream has no token to show yet."""
+        """Returns None where a part of a stream has no token to show yet."""
         last = parts.finish_reason is not None
         placed = self._placement(parts.index).take(parts.scored, echoed=parts.echoed, text=parts.text, last=last)
         return completion_logprobs(placed, self._tokenizer, top=self._call.logprobs or 0) if placed or last else None
@@ -168,7 +168,7 @@ class CompletionShape(_Frame):
 
 
 class ChatShape(_Frame):
-    """POST /v1/chat/completions. Remembers which choices have told their role."""
+    """POST /v1/chat/completions. Keeps the set of choices whose role has been sent."""
 
     def __init__(self, call: Call, tokenizer: Tokenizer, *, created: int, fingerprint: str) -> None:
         super().__init__(call, tokenizer, created=created, fingerprint=fingerprint)

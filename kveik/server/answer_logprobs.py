@@ -1,4 +1,4 @@
-"""Log-probabilities in the three forms that clients know. Always strict JSON: what is below the floor stands at the floor."""
+"""Log-probabilities in the formats of completions, chats and vLLM. Strict JSON: values below the floor become the floor."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kveik.text.detokenize import Detokenizer
 from kveik.text.tokenizer import Tokenizer
 
 Scored = tuple[int, TokenLogprob | None]
-"""A token, and its log-probability; None for a prompt's first token, which nothing predicts."""
+"""A token and its log-probability; None for a prompt's first token."""
 
 _MAX_ADDED = 2
 """Special tokens that tokenizers put in front of a text or behind it, at most."""
 
 
 def _finite(logprob: float) -> float:
-    # Written so that NaN ends at the floor too.
+    # Written so that NaN becomes the floor too.
     return logprob if logprob >= LOGPROB_FLOOR else LOGPROB_FLOOR
 
 
 class Placement:
-    """Where each token's text begins in the text of one choice, as it is returned: offset to next offset is what it added.
+    """Offsets of tokens in the returned text of one choice. A token added the text from its offset to the next.
 
-    Tokens inside a character share that character's offset, and the last of them adds it. A token that the text leaves out
-    adds nothing. In a stream, tokens wait for the text before them to be sent; a stop string may still take it away.
+    Tokens inside a character share that character's offset, and the last of them adds it. A token that the text omits adds
+    nothing. In a stream, tokens wait until the text before them is sent, because a stop string may still remove it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special: bool, echo: str | None) -> None:
@@ -38,7 +38,7 @@ class Placement:
         self._held: list[tuple[Scored, int]] = []
 
     def take(self, scored: Sequence[Scored], *, echoed: int, text: str, last: bool) -> list[tuple[Scored, int]]:
-        """New tokens, the first `echoed` of them the prompt's, and new text; returns which tokens to show now, and where."""
+        """Add new tokens, the first `echoed` of them the prompt's, and new text. Returns tokens to show now, with offsets."""
         self._sent += len(text)
         self._held += zip(scored[:echoed], self._echo, strict=False)
         for entry in scored[echoed:]:
@@ -48,14 +48,15 @@ class Placement:
             ready = [(entry, min(offset, self._sent)) for entry, offset in self._held]
         else:
             ready = [(entry, offset) for entry, offset in self._held if offset <= self._sent]
-        # Offsets never fall, so what is ready is a beginning.
+        # Offsets never decrease, so the ready tokens are the first ones.
         del self._held[: len(ready)]
         return ready
 
 
 def _echo_offsets(prompt: Sequence[int], text: str, tokenizer: Tokenizer, skip_special: bool) -> list[int]:
-    """Offsets of a prompt's tokens in its text. A text is shown as it came: special tokens that it spells are in it, the start
-    token that was put in front is not. Where a normalizer changed it, offsets are those of the changed text, up to its end."""
+    """Returns offsets of a prompt's tokens in its text. The text is shown as received: with special tokens that it spells,
+    without the start token added in front. Where a normalizer changed it, offsets are those of the changed text, up to its end.
+    """
     shown = _pieces(prompt, tokenizer, skip_special)
     if "".join(shown) != text:
         edges = [(first, len(prompt) - last) for last in range(_MAX_ADDED + 1) for first in range(_MAX_ADDED + 1)]
@@ -75,7 +76,7 @@ def _pieces(tokens: Sequence[int], tokenizer: Tokenizer, skip_special: bool) -> 
 
 
 def completion_logprobs(placed: Sequence[tuple[Scored, int]], tokenizer: Tokenizer, *, top: int) -> dict[str, object]:
-    """OpenAI's legacy form, of tokens with their offsets.
+    """Returns OpenAI's legacy format, of tokens with their offsets.
 
     `top_logprobs` holds the `top` likeliest tokens of every place and the chosen one, also where it is not among them.
     """
@@ -92,16 +93,16 @@ def completion_logprobs(placed: Sequence[tuple[Scored, int]], tokenizer: Tokeniz
 
 
 def _top_by_text(entry: TokenLogprob, text: str, tokenizer: Tokenizer, top: int) -> dict[str, float]:
-    # Several tokens can have one text (parts of a character); the likeliest of them keeps the place.
-    found: dict[str, float] = {}
+    # Several tokens can have one text (parts of a character); the likeliest of them is reported.
+    by_text: dict[str, float] = {}
     for token, logprob in entry.top[:top]:
-        found.setdefault(tokenizer.token_text(token), _finite(logprob))
-    found.setdefault(text, _finite(entry.logprob))
-    return found
+        by_text.setdefault(tokenizer.token_text(token), _finite(logprob))
+    by_text.setdefault(text, _finite(entry.logprob))
+    return by_text
 
 
 def chat_logprobs(scored: Sequence[Scored], tokenizer: Tokenizer, *, top: int) -> list[dict[str, object]]:
-    """OpenAI's chat form: one entry per token, with its bytes and the `top` likeliest."""
+    """Returns OpenAI's chat format: one entry per token, with its bytes and the `top` likeliest."""
     return [
         {
             **_chat_entry(token, entry.logprob, tokenizer),
@@ -123,7 +124,7 @@ def _chat_entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, o
 def prompt_logprobs(
     entries: Sequence[TokenLogprob | None], tokenizer: Tokenizer, *, top: int
 ) -> list[dict[str, object] | None]:
-    """vLLM's form: per prompt token None or {id: {logprob, rank, decoded_token}}. A rank beyond the likeliest is not known."""
+    """Returns vLLM's format: per prompt token None or {id: {logprob, rank, decoded_token}}, rank only where known."""
     return [None if entry is None else _by_id(entry, tokenizer, top) for entry in entries]
 
 

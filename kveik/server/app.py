@@ -1,4 +1,4 @@
-"""The application: routes, keys, errors as answers, and one log line per call."""
+"""ASGI application: routes, keys, errors as answers, and one log line per call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ CLIENT_GONE = 499
 PER_TURN = 16
 """Calls that begin in one turn of the event loop: about 10 ms of work."""
 
-_HTTP_MESSAGES = {404: "This path does not exist. GET /docs lists all.", 405: "This path does not take this method. See Allow."}
+_HTTP_MESSAGES = {
+    404: "This path does not exist. GET /docs lists all paths.",
+    405: "This path does not support this method. Use one of those in the Allow header.",
+}
 
 DESCRIPTION = """OpenAI's API, with vLLM's extras, over a paged, shared and explainable key/value cache.
 
@@ -53,7 +56,7 @@ def create_app(state: ServerState) -> App:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_middleware(Authenticate, tenants=Tenants(state.config.api_key, state.secret), refused=state.refused)
-    # Added last, so it stands outside of everything else.
+    # Added last, so it is the outermost.
     app.add_middleware(Watch, traffic=state.traffic, gauges=state.gauges)
     return app
 
@@ -61,7 +64,7 @@ def create_app(state: ServerState) -> App:
 async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, KveikError)
     if isinstance(error, Broken):
-        log.error("A call failed: %s", error.message)
+        log.error("call failed: status=%d code=%s error=%s", error.status, error.code, error.message)
     if isinstance(error, Refused):
         state: ServerState = request.app.state.server
         state.refused(error)
@@ -69,7 +72,7 @@ async def _known(request: Request, error: Exception) -> Response:
 
 
 async def _http(request: Request, error: Exception) -> Response:
-    # Starlette's own refusals: 404 and 405, with Allow in the headers.
+    # Starlette's own errors: 404 and 405, with Allow in the headers.
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if "Allow" in headers:
@@ -122,7 +125,7 @@ class Watch:
         except ClientDisconnect:
             status = CLIENT_GONE
         except Exception:
-            log.exception("A call failed with an unexpected exception.")
+            log.exception("call failed with an unexpected exception: method=%s", scope["method"])
             if not status:
                 await error_response(INTERNAL)(plain, receive, noting)
         finally:
@@ -153,7 +156,7 @@ class Turnstile:
         self._turning = False
 
     async def enter(self) -> None:
-        """Returns when it is this call's turn; at once where there is no crowd."""
+        """Return when it is this call's turn; at once where few calls arrive."""
         loop = asyncio.get_running_loop()
         self._turn_soon(loop)
         if self._left and not self._waiting:
@@ -173,7 +176,7 @@ class Turnstile:
         self._left = self._per_turn
         while self._waiting and self._left:
             turn = self._waiting.popleft()
-            # A call that was cancelled in the line has no turn to use up.
+            # A call that was cancelled while waiting uses no turn.
             if not turn.done():
                 turn.set_result(None)
                 self._left -= 1

@@ -1,4 +1,4 @@
-"""API keys, and the tenant that each stands for. A key is never stored, compared or logged as such.
+"""API keys and their tenants. A key is never stored, compared or logged as such.
 
 A tenant is HMAC-SHA256(server secret, key): stable over restarts as long as the secret file stays, and useless for guessing
 keys without it. Two keys are two tenants, and tenants never share cache blocks.
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 OPEN_PATHS = frozenset({"/", "/status", "/health", "/metrics", "/version", "/docs", "/openapi.json"})
-"""Paths that need no key: for people, probes and scrapers. They show counts and names, never a request's content."""
+"""Paths without a key: for browsers, probes and scrapers. They show counts and names, never a request's content."""
 
 
 def tenant_secret(path: Path) -> bytes:
-    """The secret in the file; made there, readable by its owner alone, where there is none yet.
+    """Returns the secret in the file; creates one, readable by its owner alone, where there is none.
 
-    Safe against a second server that starts at the same moment: whoever links first wins, and both read the same file.
+    Safe against a second server that starts at the same moment: the first link wins, and both read the same file.
 
-    Its errors name the path: they are for whoever starts the server, and no client sees them.
+    Its errors name the path: they appear at the start, and clients never see them.
 
     Raises:
-        Unreachable: the file can neither be read nor made.
+        Unreachable: the file can neither be read nor created.
         BadValue: the file holds fewer than 16 bytes.
     """
     try:
@@ -44,15 +44,15 @@ def tenant_secret(path: Path) -> bytes:
         secret = path.read_bytes().strip()
     except OSError as error:
         raise Unreachable(
-            f"The tenant secret {path} (--tenant-secret-file) cannot be read or made: {error.strerror}."
+            f"The tenant secret {path} (--tenant-secret-file) cannot be read or created: {error.strerror}. Give another path."
         ) from error
     if len(secret) < 16:
         raise BadValue(
-            f"The tenant secret {path} (--tenant-secret-file) has {counted(len(secret), 'byte')}; it needs at least 16.",
+            f"The tenant secret {path} (--tenant-secret-file) has {counted(len(secret), 'byte')}. Give one of at least 16.",
             param="tenant_secret_file",
         )
     if path.stat().st_mode & 0o077:
-        log.warning("The tenant secret is readable by others than its owner; chmod 600 keeps it one.")
+        log.warning("tenant secret readable by other users (chmod 600 restricts it): path=%s", path)
     return secret
 
 
@@ -65,24 +65,24 @@ def _make_secret(path: Path) -> None:
             file.write(secrets.token_hex(SECRET_BYTES).encode())
             file.flush()
             os.fsync(file.fileno())
-        # A link fails where the file exists by now; a rename would replace the secret that another server has read.
+        # A link fails where the file exists; a rename would replace the secret that another server has read.
         try:
             os.link(draft, path)
         except FileExistsError:
-            log.debug("Another server made the tenant secret first.")
+            log.debug("tenant secret created by another server first: path=%s", path)
     finally:
         draft.unlink()
 
 
 class Tenants:
-    """The keys that have access. Without any, every call is served, as the one tenant b\"\"."""
+    """Keys with access. Without keys every call is served, as the one tenant b\"\"."""
 
     def __init__(self, keys: Sequence[str], secret: bytes) -> None:
         self._secret = secret
         self._digests = tuple(self.of_key(key) for key in keys)
 
     def tenant(self, authorization: bytes | None) -> bytes:
-        """The tenant behind an Authorization header, whose bytes are compared with the keys' UTF-8.
+        """Returns the tenant of an Authorization header, whose bytes are compared with the keys' UTF-8.
 
         Raises:
             NotAuthorized: keys are configured, and the header holds none of them.
@@ -93,14 +93,14 @@ class Tenants:
         if scheme.lower() != b"bearer" or not key.strip():
             raise NotAuthorized("This server needs an API key. Send it as `Authorization: Bearer KEY`.")
         presented = self._digest(key.strip())
-        # Every digest is compared, each in constant time, so that the time taken says nothing about any key.
-        known = [hmac.compare_digest(presented, digest) for digest in self._digests]
-        if not any(known):
+        # Every digest is compared, each in constant time, so that the time reveals nothing about any key.
+        equal = [hmac.compare_digest(presented, digest) for digest in self._digests]
+        if not any(equal):
             raise NotAuthorized("Incorrect API key provided. Send one of this server's keys.")
         return presented
 
     def of_key(self, key: str) -> bytes:
-        """The tenant that a key stands for."""
+        """Returns the tenant of a key."""
         return self._digest(key.encode())
 
     def _digest(self, key: bytes) -> bytes:
@@ -110,7 +110,7 @@ class Tenants:
 class Authenticate:
     """ASGI: refuses calls without a key, except to open paths; writes the tenant into the request's state.
 
-    OPTIONS passes as well: it tells methods and nothing else, and browsers and proxies send it without a key.
+    OPTIONS passes as well: it lists methods and nothing else, and browsers and proxies send it without a key.
     """
 
     def __init__(self, app: ASGIApp, tenants: Tenants, refused: Callable[[Refused], None]) -> None:

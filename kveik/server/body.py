@@ -1,4 +1,4 @@
-"""Request bodies, from bytes to a checked shape: size while reading, media type, strict JSON, fields."""
+"""Request bodies, from bytes to a checked shape: media type, size while reading, strict JSON, fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 @dataclass(slots=True)
 class BodyBudget:
-    """Bytes of bodies that all calls together hold while reading. Bounded, so that uploads cannot fill memory."""
+    """Bytes of all bodies being read. Bounded, so that uploads cannot fill memory."""
 
     body_bytes: int
     """Bytes of one body at most."""
@@ -37,11 +37,11 @@ class BodyBudget:
 
 
 async def read_body(request: Request, shape: type[Shape], budget: BodyBudget) -> tuple[Shape, int]:
-    """The body as a `shape`, and its size in bytes.
+    """Returns the body as a `shape`, and its size in bytes.
 
     Raises:
         WrongMediaType, BodyTooLarge, BodyStalled, Overloaded: before or while reading.
-        BadValue: it is not a JSON object of that shape; the message names the field and repeats nothing of the input.
+        BadValue: not a JSON object of that shape; the message names the field and repeats nothing of the input.
         starlette.requests.ClientDisconnect: the client left before the body's end.
     """
     check_media_type(request.headers)
@@ -50,7 +50,7 @@ async def read_body(request: Request, shape: type[Shape], budget: BodyBudget) ->
 
 
 def check_media_type(headers: Headers) -> None:
-    """JSON by name (application/json or anything +json), in UTF-8, not compressed."""
+    """Require JSON by name (application/json or anything +json), in UTF-8, not compressed. Raises WrongMediaType."""
     declared = Message()
     declared["content-type"] = headers.get("content-type", "")
     media_type = declared.get_content_type() if headers.get("content-type") else ""
@@ -69,14 +69,16 @@ async def _read(request: Request, budget: BodyBudget) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(budget.stall_seconds):
-            # The header may be absent or lie, so the limit holds for what really arrives.
+            # The header may be absent or wrong, so the limit applies to the bytes that arrive.
             async for part in request.stream():
                 body += part
                 budget.held_bytes += len(part)
                 if len(body) > budget.body_bytes:
                     raise BodyTooLarge(allowed=budget.body_bytes)
                 if budget.held_bytes > budget.total_bytes:
-                    raise Overloaded("Too many large bodies are being read. Try again.", retry_after=RETRY_AFTER_SECONDS)
+                    raise Overloaded(
+                        "Too many large request bodies are being read. Try again later.", retry_after=RETRY_AFTER_SECONDS
+                    )
     except TimeoutError as error:
         raise BodyStalled(seconds=budget.stall_seconds) from error
     finally:
@@ -85,9 +87,9 @@ async def _read(request: Request, budget: BodyBudget) -> bytes:
 
 
 def parse(body: bytes, shape: type[Shape]) -> Shape:
-    """Strict JSON (no NaN, no Infinity, UTF-8, nested at most 200 deep), an object, of the given shape.
+    """Parse strict JSON (no NaN, no Infinity, UTF-8, nested at most 200 deep): an object of the given shape.
 
-    Of duplicate keys the last one counts, as everywhere.
+    Of duplicate keys the last one counts.
     """
     try:
         content = from_json(body, allow_inf_nan=False)
@@ -108,10 +110,10 @@ def _not_json(body: bytes, shape: type[BaseModel], error: ValueError) -> BadValu
         content = None
     if not isinstance(content, dict):
         return BadValue(f"The body is not valid JSON: {error}.")
-    # All that is wrong is a number: name its field, where the name is not the client's own.
+    # Only a number is wrong: name its field, where the name is not the client's own.
     field = next((name for name in shape.model_fields if not _is_finite(content.get(name))), None)
     where = "A field" if field is None else f"`{field}`"
-    return BadValue(f"{where} is or has NaN, Infinity or a number too large. JSON has finite numbers only.", param=field)
+    return BadValue(f"{where} has NaN, Infinity or a number too large. Use finite numbers.", param=field)
 
 
 def _is_finite(value: object) -> bool:
@@ -121,7 +123,7 @@ def _is_finite(value: object) -> bool:
 
 
 def _field_error(details: ErrorDetails) -> BadValue:
-    # Deeper locations may hold keys of the client's; the field's own name is enough to find the fault.
+    # Deeper locations may contain the client's keys; the field's own name is enough to find the fault.
     field = str(details["loc"][0]) if details["loc"] else None
     where = f"{field}: " if field else ""
     return BadValue(f"{where}{details['msg'].rstrip('.')}.", param=field)

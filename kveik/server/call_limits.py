@@ -1,6 +1,6 @@
-"""What one call may ask for, beside the caps of `request.request`; each is checked before anything is allocated for it.
+"""Limits of one call, beside those of `request.request`; each is checked before memory is allocated for it.
 
-The queue bounds what all calls together may ask for, and `ServerConfig.max_body_bytes` what one body may weigh.
+The queue bounds all calls together, and `ServerConfig.max_body_bytes` the size of one body.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ MAX_PROMPTS = 256
 """Prompts in one call of /v1/completions."""
 
 MAX_CHOICES_PER_CALL = 1024
-"""Prompts times n. No more than the default queue holds, so that a call is refused for good only where it never fits."""
+"""Prompts times n. At most the default queue's capacity, so that a larger call, which never fits, is refused with 400."""
 
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Log-probabilities of prompt tokens in one call: prompt tokens times (logprobs + 1)."""
@@ -24,7 +24,7 @@ MAX_STOP_TOKEN_IDS = 1024
 """Stop token ids in one call."""
 
 MAX_TOKENIZE_TOKENS = 1 << 20
-"""Tokens that /tokenize makes of a text in one call; a context that is longer raises it."""
+"""Tokens that /tokenize makes of a text in one call; a longer context raises it."""
 
 MAX_DETOKENIZE_TOKENS = 1 << 20
 """Token ids that /detokenize turns into text in one call."""
@@ -33,16 +33,16 @@ MAX_PRIORITY = 1 << 31
 """Priorities lie in [-MAX_PRIORITY, MAX_PRIORITY]."""
 
 MAX_BODIES_AT_ONCE = 16
-"""How many of the largest allowed bodies all calls together may hold in memory while they are being read."""
+"""Number of largest allowed bodies that all calls together may have in memory while they are being read."""
 
 THREAD_ABOVE_CHARACTERS = 16_384
-"""Text longer than this is templated and tokenised in a thread: about 5 ms of work, which the event loop can bear."""
+"""Text longer than this is templated and tokenised in a thread: it takes about 5 ms, an acceptable delay for the event loop."""
 
 THREADS_FOR_TEXT = 2
-"""Calls whose text is worked on in threads at the same time; the others wait."""
+"""Calls whose text is processed in threads at the same time; the others wait."""
 
 LOGPROB_FLOOR = -9999.0
-"""What stands for minus infinity in JSON, which has no infinities."""
+"""Replaces minus infinity in JSON, which has no infinities."""
 
 RETRY_AFTER_SECONDS = 1
 """Retry-After of a full queue."""

@@ -18,8 +18,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers of one request together."""
 
 LINGER_SECONDS = 2.0
-"""How long the rest of a body is still read after the answer. A close with unread bytes would reset the connection, and the
-client might lose the answer."""
+"""Seconds for which the rest of a body is still read after the answer. A close with unread bytes would reset the connection,
+and the client might lose the answer."""
 
 _HEAD_TOO_LARGE = f"The request line and headers have more than {MAX_HEAD_BYTES} bytes. Send fewer."
 _NO_HTTP = "The bytes received are not a valid HTTP request."
@@ -39,10 +39,10 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     stall_seconds = 60.0
-    """Seconds that a client may take for a request's head, or leave the rest of a whole answer untouched."""
+    """Timeout in seconds for a request's head, and for reading the rest of a whole answer."""
 
     linger_bytes = 1 << 20
-    """Bytes of a body that are read and dropped after the answer."""
+    """Bytes of a body that are read and discarded after the answer."""
 
     _head_due: asyncio.TimerHandle | None = None
     _linger_until: asyncio.TimerHandle | None = None
@@ -54,18 +54,18 @@ class HttpProtocol(HttpToolsProtocol):
     """The message of a 400."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
-        """Wait for the first request, but not for ever."""
+        """Start the timeout for the first request."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave no timer behind."""
+        """Cancel the timers."""
         self._head_arrived()
         self._stop_lingering()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Hand the bytes to the parser in pieces, so that it never holds more of a head than is allowed."""
+        """Pass the bytes to the parser in pieces, so that it never buffers more of a head than allowed."""
         while data and not self.transport.is_closing():
             room = MAX_HEAD_BYTES - self._held_bytes
             if room <= 0:
@@ -104,7 +104,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._feed(b"\r\n".join((*lines, b"", b"")) + rest)
 
     def on_message_begin(self) -> None:
-        """Give the application a way to close the connection at once."""
+        """Offer the application a function that closes the connection at once."""
         super().on_message_begin()
         self.scope["extensions"] = {DROP: {"abort": self.transport.abort}}
         self._await_head()
@@ -129,7 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"keep-alive")]
 
     def on_body(self, body: bytes) -> None:
-        """Hand on a part of the body, or drop it where the answer is complete."""
+        """Pass on a part of the body, or discard it where the answer is complete."""
         self._held_bytes = 0
         if self._linger_until is not None:
             self._dropped_bytes += len(body)
@@ -143,13 +143,13 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._held_bytes = 0
         if self._linger_until is not None and not self.transport.is_closing():
-            # The whole body has come after all, so the connection is idle like any other.
+            # The whole body has arrived after all, so the connection is idle like any other.
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self._stop_lingering()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Go on to the next request; where this one's body has not ended, read on for a short while only."""
+        """Continue with the next request; where this one's body has not ended, read it for a short time only."""
         super().on_response_complete()
         if self.transport.is_closing() or not (self.cycle.response_complete and self.cycle.more_body):
             return
@@ -159,7 +159,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._linger_until = self.loop.call_later(seconds, self.transport.close)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; where an answer is still unread, as soon as its reader gets no further."""
+        """Close an idle connection; where an answer is still unread, as soon as its reader stalls."""
         super().timeout_keep_alive_handler()
         self._cut_when_stuck(None)
 
@@ -193,7 +193,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._linger_until = None
 
     def _cut_when_stuck(self, unread_before: int | None) -> None:
-        # `close` waits until everything is sent, which a client that never reads would make for ever.
+        # `close` waits until everything is sent, which never happens with a client that does not read.
         unread = self.transport.get_write_buffer_size()
         if unread and unread == unread_before:
             self.transport.abort()

@@ -1,4 +1,4 @@
-"""Uvicorn around the application: a port, signals, and a stop that lets running requests end."""
+"""Uvicorn around the application: port, signals, and a shutdown that lets running requests end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from kveik.server.openapi import App
 from kveik.server.sockets import BACKLOG, listen
 from kveik.server.state import ServerState
 from kveik.server.traffic import Traffic
-from kveik.words import counted
 
 log = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 5
-"""How long aborted calls have for their last words before their connections are cut."""
+"""Seconds in which aborted calls can finish their answers, before their connections are closed."""
 
 _POLL_SECONDS = 0.02
 
@@ -34,8 +33,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal aborts what still runs.
 
-    `on_ready` gets the address once connections are answered. `sockets`: taken before, else the configuration's are
-    taken now. Blocks; call it in the main thread, where signals arrive.
+    `on_ready` gets the address once connections are answered. `sockets`: opened before; None: the configuration's are opened
+    now. Blocks; call it in the main thread, where signals arrive.
 
     Raises:
         Unreachable: the port cannot be had.
@@ -103,7 +102,7 @@ class HttpServer:
         self._loop = asyncio.get_running_loop()
         with _signals(self._loop, self._on_stop):
             serving = asyncio.create_task(server.serve(sockets=list(sockets)))
-            # Should it ever end by itself, we must not wait for a signal.
+            # If it ends by itself, do not wait for a signal.
             serving.add_done_callback(lambda _: self._stop.set())
             while not server.started and not serving.done():
                 await asyncio.sleep(_POLL_SECONDS)
@@ -114,14 +113,14 @@ class HttpServer:
             await serving
 
     async def _drain(self) -> None:
-        """Refuse new calls, let the open ones end, abort what lasts too long."""
+        """Refuse new calls, let the open ones end, abort those that last too long."""
         state: ServerState = self._app.state.server
         traffic = state.traffic
         traffic.draining = True
-        log.info("Stopping: %s open, with %g s to end.", counted(traffic.calls, "call"), self._config.drain_seconds)
+        log.info("draining: calls=%d drain_seconds=%g", traffic.calls, self._config.drain_seconds)
         await self._quiet(traffic, self._config.drain_seconds, self._hurry)
         if traffic.calls:
-            log.info("Aborting %s.", counted(traffic.calls, "call"))
+            log.info("drain timeout, aborting: calls=%d", traffic.calls)
             traffic.abort()
             await self._quiet(traffic, FAREWELL_SECONDS, asyncio.Event())
 

@@ -1,4 +1,4 @@
-"""Routes that inform: models, tokens, health, metrics, version, cache, and the page at /."""
+"""Routes for information: models, tokens, health, metrics, version, cache, and the page at /."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", tags=["models"], response_model=ModelCard, responses=errors(401, 404))
 async def model(request: Request, name: str) -> Response:
-    """One of them."""
+    """One served model."""
     state = _state(request)
     if name not in state.names:
         raise ModelNotFound(state.names)
@@ -80,7 +80,7 @@ def _card(name: str, state: ServerState) -> dict[str, object]:
     "/tokenize", tags=["tokens"], response_model=TokenizeAnswer, responses=BODY_ERRORS, openapi_extra=takes(TokenizeBody)
 )
 async def tokenize(request: Request) -> Response:
-    """A prompt, or the messages of a chat, as the token ids that the model would read."""
+    """Token ids of a prompt, or of the messages of a chat."""
     state = _state(request)
     body, size = await state.read(request, TokenizeBody)
     tokens = await state.off_loop(partial(_tokens, body, state.model), size)
@@ -140,9 +140,9 @@ def _text(body: DetokenizeBody, model: Model) -> str:
 
 @router.get("/health", tags=["operation"], responses=errors(500, 503))
 async def health(request: Request) -> Response:
-    """200 while requests are taken, 503 while the server drains, 500 when the engine has stopped."""
+    """200 while requests are accepted, 503 while the server drains, 500 when the engine has stopped."""
     state = _state(request)
-    # Answered rather than raised: a probe is no refused request, and no line in the log every few seconds.
+    # Returned rather than raised: a probe does not count as a refused request, and is not logged every few seconds.
     try:
         state.traffic.check_open()
     except Overloaded as draining:
@@ -182,7 +182,7 @@ async def status(request: Request) -> Response:
 
 
 def _tier(tier: TierSnapshot, state: ServerState) -> dict[str, object]:
-    # A reason may name another machine, and where there are keys this answer is for people without one as well.
+    # A reason may name another machine, and this answer needs no key.
     hidden = tier.reason and state.config.api_key
     return asdict(replace(tier, reason="see the log or /cache/stats") if hidden else tier)
 
@@ -195,10 +195,10 @@ async def cache_stats(request: Request) -> Response:
 
 @router.post("/cache/reset", tags=["operation"], response_model=CacheStats, responses=errors(401, 503))
 async def cache_reset(request: Request) -> Response:
-    """Forget everything that no running request holds, in the pool and in the tiers that are this server's alone."""
+    """Evict every block that no running request uses, in the pool and in the tiers of this server alone."""
     state = _state(request)
     if state.operator is not None and request.state.tenant != state.operator:
-        raise NotAuthorized("Only the first --api-key may reset the cache, which all keys share. Use that key.")
+        raise NotAuthorized("Only the first --api-key may reset the cache, because all keys share it. Use that key.")
     return json_response(asdict(await state.cache_reset()))
 
 
@@ -210,7 +210,7 @@ async def page(request: Request) -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    """The schema for people. FastAPI's own page loads scripts from elsewhere and is blank without a network."""
+    """The schema as a page. FastAPI's own page loads scripts from elsewhere and is blank without a network."""
     return HTMLResponse(_source("docs.html"), headers=PAGE_HEADERS)
 
 
@@ -220,7 +220,7 @@ def _source(name: str) -> str:
 
 def _page(state: ServerState) -> str:
     source = _source("index.html")
-    # The name stands in HTML text and inside a JSON string of a shell command; both need their own escapes.
+    # The name appears in HTML text and inside a JSON string of a shell command; both need their own escapes.
     name = state.names[0]
     values = {
         "{{model}}": html.escape(name),

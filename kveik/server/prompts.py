@@ -20,10 +20,10 @@ TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model, as far as requests depend on it."""
+    """Properties of the model that requests depend on."""
 
     names: tuple[str, ...]
-    """The names it is served under; the first is the one that answers carry by default."""
+    """Names that the model is served under; answers have the first by default."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
@@ -35,7 +35,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, and the text that an echo of it shows, where one was asked for."""
+    """One prompt, and the text of its echo, where one is requested."""
 
     tokens: tuple[int, ...]
     text: str = ""
@@ -43,23 +43,23 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptReading:
-    """How a prompt is read."""
+    """Options for reading a prompt."""
 
     add_special: bool = True
-    """Whether text gets the model's start and end tokens."""
+    """True where text gets the model's start and end tokens."""
 
     echo: bool = False
-    """Whether the answer repeats the prompt, so that ids must become text."""
+    """True where the answer repeats the prompt, so that ids must become text."""
 
     skip_special: bool = True
-    """Whether that text leaves special tokens out."""
+    """True where that text omits special tokens."""
 
 
 def check_tokens(tokens: list[Any], vocab: int, param: str) -> None:
-    """Every entry is an id of the vocabulary.
+    """Check that every entry is an id of the vocabulary.
 
     Raises:
-        BadValue: one is not.
+        BadValue: an entry is not.
     """
     for token in tokens:
         # bool is an int in Python, but no token id.
@@ -70,10 +70,10 @@ def check_tokens(tokens: list[Any], vocab: int, param: str) -> None:
 
 
 def completion_prompts(prompt: object, model: Model, how: PromptReading) -> list[Prompt]:
-    """A string, a list of strings, a list of ids or a list of lists of ids.
+    """Returns the prompts of a string, a list of strings, a list of ids or a list of lists of ids.
 
     Raises:
-        BadValue: it is nothing of the kind, is empty, or holds ids that the vocabulary has not.
+        BadValue: it is none of these, is empty, or has ids outside the vocabulary.
         PromptTooLong: one has more tokens than the context.
     """
     return [_one_prompt(item, model, how) for item in _as_list(prompt)]
@@ -105,14 +105,14 @@ def _one_prompt(item: str | list[Any], model: Model, how: PromptReading) -> Prom
         tokens = model.tokenizer.encode(item, add_special=how.add_special)
         check_prompt(tokens, model, "prompt")
         return Prompt(tuple(tokens), item)
-    # The length first: it is cheap, and bounds the look at every id.
+    # The length first: it is cheap, and bounds the check of every id.
     check_prompt(item, model, "prompt")
     check_tokens(item, model.tokenizer.vocab_size, "prompt")
     return Prompt(tuple(item), _echo(item, model.tokenizer, how.skip_special) if how.echo else "")
 
 
 def _echo(tokens: list[int], tokenizer: Tokenizer, skip_special: bool) -> str:
-    # Not a plain decode: where the prompt ends inside a character, that character belongs to the output, which completes it.
+    # Not a plain decode: a character that the prompt begins and the output completes belongs to the output.
     return Detokenizer(tokenizer, skip_special=skip_special).push(tokens).text
 
 
@@ -120,8 +120,8 @@ def check_text(text: str, model: Model, param: str) -> None:
     """Refuse a text far longer than the context before it is tokenised, which would cost seconds and gigabytes.
 
     Raises:
-        PromptTooLong: with the number of tokens that it has at least.
-        BadValue: the text holds half of a surrogate pair.
+        PromptTooLong: with a lower bound of its tokens.
+        BadValue: the text has half of a surrogate pair.
     """
     least = model.tokenizer.more_than(text, model.max_model_len)
     if least is not None:
@@ -137,10 +137,10 @@ def check_prompt(tokens: list[Any], model: Model, param: str) -> None:
 
 
 def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Model, params: tuple[str, str]) -> int:
-    """The number of new tokens for a prompt of `tokens`; `default` where the caller names none.
+    """Returns the number of new tokens for a prompt of `tokens`; `default` where the request has none.
 
-    `params`: the fields that hold the prompt and the number wanted. Raises:
-        PromptTooLong: the context cannot hold both; at fault is the number where the prompt leaves room for a token.
+    `params`: the fields of the prompt and of the number. Raises:
+        PromptTooLong: the context cannot hold both; `param` is the number's where the prompt alone fits.
     """
     prompt, number = params
     room = model.max_model_len - tokens
@@ -154,12 +154,12 @@ def new_tokens(tokens: int, wanted: int | None, default: int | None, model: Mode
 
 
 def chat_prompt(body: ChatBody | TokenizeBody, model: Model, limit: int) -> list[int]:
-    """The messages through the model's chat template.
+    """Returns the tokens of the messages, written by the model's chat template.
 
     Raises:
-        PromptTooLong: they have far more than `limit` tokens. What has little more is returned.
+        PromptTooLong: they have far more than `limit` tokens. A few more are returned.
         Unsupported: the model has no chat template.
-        BadValue: the messages are malformed, or the template refuses them in its own words.
+        BadValue: the messages are malformed, or the template refuses them with a message of its own.
     """
     if model.chat_template is None:
         raise Unsupported(
@@ -185,7 +185,7 @@ def chat_prompt(body: ChatBody | TokenizeBody, model: Model, limit: int) -> list
 
 
 def _check_contents(messages: list[dict[str, Any]], tokenizer: Tokenizer, limit: int) -> None:
-    # Before the template has copied them. Templates leave out what the assistant thought earlier, so that does not count.
+    # Before the template has copied them. Templates omit the assistant's earlier reasoning, so it does not count.
     contents = [message.get("content") for message in messages if message.get("role") != "assistant"]
     least = sum(tokenizer.least_tokens(content) for content in contents if isinstance(content, str))
     # Every message's share was rounded up, and neighbours may share a token.
@@ -194,7 +194,7 @@ def _check_contents(messages: list[dict[str, Any]], tokenizer: Tokenizer, limit:
 
 
 def _turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> tuple[bool, bool]:
-    """(whether to open the assistant's turn, whether to go on with the last message); never both."""
+    """Returns (open the assistant's turn, continue the last message); never both."""
     if add_generation_prompt and continue_final_message:
         raise BadValue(
             "`add_generation_prompt` and `continue_final_message` exclude each other. Set one of them to false.",
@@ -212,5 +212,5 @@ def _variables(body: ChatBody | TokenizeBody) -> Mapping[str, Any]:
             f"`chat_template_kwargs` may not set {sorted(taken)[0]}. Use the field of that name.", param="chat_template_kwargs"
         )
     effort = body.reasoning_effort if isinstance(body, ChatBody) else None
-    # As with vLLM: templates that know neither variable are not changed by them.
+    # As in vLLM: templates that use neither variable are not affected.
     return kwargs if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}

@@ -1,8 +1,8 @@
-"""Shapes of OpenAI's bodies and answers, with vLLM's extras. Strict: a number in quotes is refused.
+"""Shapes of OpenAI's request bodies and answers, with vLLM's extensions. Strict: a number in quotes is refused.
 
 Fields beyond a shape are kept aside (`model_extra`) for `request_fields`.
-Prompts, stop strings and bias entries are checked in `prompts` and `translate`: their caps hold before each of a million
-entries gets an error, and the errors name the limit.
+Prompts, stop strings and bias entries are checked in `prompts` and `translate`: one error names the limit, rather than
+one error for each of a million entries.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ MessageField = Annotated[
         }
     ),
 ]
-"""Looked at by `kveik.text.messages`, which knows what templates can use."""
+"""Checked by `kveik.text.messages`."""
 
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _STOPS = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, {"type": "null"}]}
@@ -90,7 +90,7 @@ class _Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside the text."""
+    """Additional content of a stream."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -102,19 +102,19 @@ class StreamOptions(BaseModel):
 
 
 class RetentionBody(BaseModel):
-    """How long what this request leaves in the cache should stay."""
+    """Retention of the blocks that this request leaves in the cache."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     priority: int = Field(ge=0, le=100)
-    """35 is usual; above, blocks stay while others can go; below, they go first."""
+    """35 is the default. Blocks above it are evicted after all others, blocks below it before."""
 
     seconds: float = Field(3600, gt=0, le=MAX_RETENTION_SECONDS)
-    """For how long it holds after the request's end."""
+    """Seconds after the request's end for which it holds."""
 
 
 class GenerationBody(_Body):
-    """What both endpoints understand."""
+    """Fields of both endpoints."""
 
     max_tokens: int | None = Field(None, ge=0, le=1 << 30)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
@@ -127,7 +127,7 @@ class GenerationBody(_Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: BiasField = None
-    # In words, too: where JSON's numbers are read as doubles, the schema's limits are rounded.
+    # In the description too: readers of JSON that use doubles round the schema's limits.
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, description=f"From {MIN_SEED} to {MAX_SEED}.")
     top_k: int | None = Field(None, ge=-1, le=1 << 30)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -165,7 +165,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """For chat templates that know it, with `enable_thinking`."""
+    """For chat templates that use it, with `enable_thinking`."""
 
 
 class TokenizeBody(_Body):
@@ -285,7 +285,7 @@ class ModelList(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """What a client needs to tokenise through /tokenize and to apply the chat template by itself."""
+    """Special tokens and chat template, for clients that apply the template by themselves."""
 
     tokenizer_class: str
     model_max_length: int
@@ -302,7 +302,7 @@ class TokenizeAnswer(BaseModel):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
-    """The tokens' texts, where `return_token_strs` asks for them."""
+    """The tokens' texts, where `return_token_strs` is true."""
 
 
 class DetokenizeAnswer(BaseModel):
@@ -314,10 +314,10 @@ class StatusAnswer(BaseModel):
     facts: dict[str, str]
     counts: dict[str, float]
     prompt_tokens: dict[str, int]
-    """By where their keys and values came from: computed, cached (in the pool), or a tier's name."""
+    """Prompt tokens by source of keys and values: computed, cached (in the pool), or a tier's name."""
 
     tiers: list[TierSnapshot]
-    """Tiers below the pool, from the nearest down."""
+    """Tiers, from the nearest to the pool down."""
 
 
 class ErrorDetail(BaseModel):
@@ -328,6 +328,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """What every error looks like."""
+    """Body of every error."""
 
     error: ErrorDetail

@@ -1,4 +1,4 @@
-"""Reading the engine's streams for as long as somebody listens."""
+"""Reads the engine's streams while the client is connected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Take = Callable[[ChoiceParts], Awaitable[None]]
 async def while_connected(
     receive: Receive, work: Coroutine[Any, Any, Result], *guards: Coroutine[Any, Any, NoReturn]
 ) -> Result:
-    """Do the work, but not for longer than the client stays. The request's body must have been read before.
+    """Run the work while the client is connected. The request's body must have been read before.
 
     Raises:
         starlette.requests.ClientDisconnect: the client left first; the work was cancelled.
@@ -47,9 +47,9 @@ async def _departure(receive: Receive) -> NoReturn:
 
 
 async def read_parts(call: Call, streams: Sequence[Stream], take: Take) -> None:
-    """Hand over every choice's news as they come, all prompts at once; returns after the last choice's last.
+    """Pass every choice's parts to `take` as they come, all prompts at once; return when all choices have ended.
 
-    While `take` waits for a slow client, nobody reads that stream: its own buffer bounds what piles up.
+    While `take` waits for a slow client, its stream is not read: the stream's buffer bounds the tokens that wait.
 
     Raises:
         Broken: a choice failed inside the engine.
@@ -63,7 +63,7 @@ async def read_parts(call: Call, streams: Sequence[Stream], take: Take) -> None:
             for prompt, stream in enumerate(streams):
                 group.create_task(_read_one(call, prompt, stream, take))
     except BaseExceptionGroup as failures:
-        # The first one is why the others were given up.
+        # The first one caused the cancellation of the others.
         raise failures.exceptions[0] from None
 
 
@@ -76,7 +76,7 @@ async def _read_one(call: Call, prompt: int, stream: Stream, take: Take) -> None
 
 
 async def read_whole(call: Call, streams: Sequence[Stream]) -> list[ChoiceParts]:
-    """Every choice, complete, in the order of their indices.
+    """Returns every choice, complete, in the order of their indices.
 
     Raises:
         Broken: one of them failed inside the engine.

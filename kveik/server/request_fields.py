@@ -1,4 +1,4 @@
-"""Request fields that OpenAI, vLLM and other servers have and the body shapes lack: accepted, renamed here, or refused.
+"""Request fields of OpenAI, vLLM and other servers that the body shapes lack: accepted, renamed, or refused.
 
 A field is accepted where it cannot change the answer, and refused by name where an answer that ignored it would be wrong.
 Every other name is ignored, counted, and logged once. docs/API.md has the table of all fields.
@@ -17,12 +17,12 @@ from kveik.errors import Unsupported
 log = logging.getLogger(__name__)
 
 MAX_NAMES_LOGGED = 256
-"""Unknown names that get a line in the log; later ones are only counted."""
+"""Unknown names that are logged; later ones are only counted."""
 
 MAX_NAME_CHARACTERS = 60
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-"""Values that ask for nothing, whatever the field."""
+"""Values without effect, whatever the field."""
 
 ACCEPTED = frozenset(
     (
@@ -62,7 +62,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = dict.fromkeys(
     "typical_p": (1,),
     "verbosity": ("medium",),
 }
-"""Refused, each with the values beyond `_NOTHING` that ask for what this server does anyway."""
+"""Refused, except with the values listed beside `_NOTHING`, which request what this server does anyway."""
 
 RENAMED: Mapping[str, str] = {
     "do_sample": "temperature",
@@ -75,14 +75,14 @@ RENAMED: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty",
     "stop_sequences": "stop",
 }
-"""Names of other servers for fields that stand here under another name."""
+"""Names in other servers -> names of the same fields here."""
 
 
 def refuse_unsupported(fields: Mapping[str, Any]) -> None:
     """Check the fields that the shape does not have.
 
     Raises:
-        Unsupported: one of them asks for something that is not built, or has another name here.
+        Unsupported: one of them requests something that is not built, or has another name here.
     """
     for name, value in fields.items():
         if name in RENAMED and value is not None:
@@ -92,7 +92,7 @@ def refuse_unsupported(fields: Mapping[str, Any]) -> None:
 
 
 class UnknownNames:
-    """Names in bodies that nobody knows: counted, and each logged once, up to a bound."""
+    """Unknown names in bodies: counted, and each logged once, up to a bound."""
 
     def __init__(self) -> None:
         self.count = 0

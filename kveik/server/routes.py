@@ -1,4 +1,4 @@
-"""Routes that generate: /v1/completions and /v1/chat/completions."""
+"""Routes for generation: /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _call(request: Request, shape: type[Body], translate: Callable[[Body, Model, Asker], Call], prefix: str) -> Call:
-    """The call that an HTTP request stands for. All that can be refused is refused here, except for a full queue."""
+    """Returns the call of an HTTP request. Every refusal but that of a full queue is raised here."""
     state: ServerState = request.app.state.server
     state.traffic.check_open()
     body, size = await state.read(request, shape)

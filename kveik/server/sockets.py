@@ -1,4 +1,4 @@
-"""Listening sockets of a host and port, taken before anything slow is begun."""
+"""Listening sockets of a host and port, opened before slow work begins."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """One listening socket for each address of the host, all on one port; port 0 lets the system choose it.
+    """Returns one listening socket for each address of the host, all on one port; port 0 lets the system choose it.
 
     `localhost` is its address in either family, whatever the system's table of hosts says. An address that this machine lacks
-    is passed over where another can be had.
+    is skipped where another works.
 
     Raises:
         Unreachable: no address exists, or the port is taken or not allowed.
@@ -30,7 +30,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             for family, _, _, _, address in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         ]
     except OSError as error:
-        raise Unreachable(f"The host {host} cannot be resolved; give an address of this machine with --host.") from error
+        raise Unreachable(f"The host {host} cannot be resolved. Give an address of this machine with --host.") from error
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     with contextlib.ExitStack() as undo:
@@ -65,11 +65,11 @@ def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
 
 def _refusal(host: str, port: int, error: OSError) -> str:
     if error.errno in _ABSENT:
-        return f"This machine has no address {host} ({error.strerror}, port {port}); give one that it has with --host."
-    return f"Port {port} on {host} cannot be listened on ({error.strerror}); choose another with --port."
+        return f"This machine has no address {host} ({error.strerror}, port {port}). Give one that it has with --host."
+    return f"Port {port} on {host} is not available ({error.strerror}). Choose another with --port."
 
 
 def addresses(sockets: Sequence[socket.socket]) -> str:
-    """`127.0.0.1:8000, [::1]:8000`, as they were bound."""
+    """Returns the bound addresses as `127.0.0.1:8000, [::1]:8000`."""
     names = [sock.getsockname()[:2] for sock in sockets]
     return ", ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in names)

@@ -1,4 +1,4 @@
-"""Answers as server-sent events: one chunk per event, an error as the last event, `[DONE]` where all went well."""
+"""Answers as server-sent events: one chunk per event, then `[DONE]`, or an error as the last event."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from kveik.server.translate import Call
 log = logging.getLogger(__name__)
 
 DROP = "kveik.drop"
-"""ASGI extension of our HTTP protocol: {"abort": a function that closes the connection at once, unsent bytes and all}."""
+"""ASGI extension of `HttpProtocol`: {"abort": a function that closes the connection at once and discards unsent bytes}."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # nginx would otherwise hold events back until its buffer is full.
+    # Without it nginx delays events until its buffer is full.
     (b"x-accel-buffering", b"no"),
 ]
 
 
 class ReaderStalled(Exception):
-    """The client has not read for so long that we stop writing."""
+    """The client has not read within the timeout, so writing stops."""
 
 
 def event(content: object) -> bytes:
-    """One event. `json_bytes` leaves no line break of any kind, so one `data:` line is enough."""
+    """Returns one event. `json_bytes` has no line break of any kind, so one `data:` line is enough."""
     return b"data: " + json_bytes(content) + b"\n\n"
 
 
 class Writer:
-    """Sends, and knows since when the client has taken nothing.
+    """Sends messages, and measures how long the client has read nothing.
 
     One clock reading per event: a timeout around each would cost as much as writing the event.
     """
@@ -54,7 +54,7 @@ class Writer:
         self._moved = 0.0
 
     async def send(self, message: Message) -> None:
-        """Hand one ASGI message on; waits while the client is behind. Several tasks may wait at once."""
+        """Send one ASGI message; waits while the client is behind. Several tasks may wait at once."""
         if not self._waiting:
             self._moved = time.monotonic()
         self._waiting += 1
@@ -77,10 +77,10 @@ class Writer:
 
 
 class EventStream(Response):
-    """The streamed answer of one call. Its status is 200 from the start: whatever can be refused has been refused before.
+    """The streamed answer of one call. Its status is 200 from the start: refusals come before it.
 
-    A client that leaves, or that stops reading for `stall_seconds`, ends the call; `close` is told whether it was read
-    to its end, exactly once.
+    A client that disconnects, or that reads nothing for `stall_seconds`, ends the call. `close` is called exactly once, with
+    whether the answer was sent to its end.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write everything, as long as somebody reads."""
+        """Write the answer while the client reads."""
         finished = False
         writer = Writer(send, self._stall_seconds)
         try:
-            # An HTTP/1.0 client that does not know chunks reads to the connection's end.
+            # An HTTP/1.0 client does not support chunks and reads to the connection's end.
             headers = [*HEADERS, (b"connection", b"close")] if scope["http_version"] == "1.0" else HEADERS
             finished = await while_connected(receive, self._write(writer, headers), writer.guard())
         except ClientDisconnect:
-            log.debug("The client of %s went away.", self._call.id)
+            log.debug("client disconnected: call=%s", self._call.id)
         except ReaderStalled:
-            log.info("The client of %s has read nothing for %g s; dropped.", self._call.id, self._stall_seconds)
+            log.info("client stalled, connection closed: call=%s stall_seconds=%g", self._call.id, self._stall_seconds)
             drop = (scope.get("extensions") or {}).get(DROP)
             if drop is not None:
                 drop["abort"]()
@@ -118,7 +118,7 @@ class EventStream(Response):
             self._close(finished)
 
     async def _write(self, writer: Writer, headers: list[tuple[bytes, bytes]]) -> bool:
-        """The whole answer; True when every choice came to its end."""
+        """Write the whole answer. Returns True when every choice came to its end."""
         await writer.send({"type": "http.response.start", "status": 200, "headers": headers})
         failure = await self._write_chunks(writer)
         if failure is not None:
@@ -131,7 +131,7 @@ class EventStream(Response):
         return True
 
     async def _write_chunks(self, writer: Writer) -> KveikError | None:
-        """What every choice says; the error that ended it before its time, where one did."""
+        """Write the chunks of every choice. Returns the error that ended one early, if any."""
 
         async def take(parts: ChoiceParts) -> None:
             chunks = self._shape.chunks(parts, self._streams)
@@ -143,6 +143,6 @@ class EventStream(Response):
         except KveikError as error:
             return error
         except Exception:
-            log.exception("The stream of %s failed.", self._call.id)
+            log.exception("stream failed: call=%s", self._call.id)
             return INTERNAL
         return None

@@ -1,4 +1,4 @@
-"""State that the routes share: the door to the engine, the model, and the server's own counts."""
+"""State that the routes share: the engine, the model, and the server's own counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def _nothing() -> CacheStats:
 
 @dataclass(kw_only=True)
 class ServerState:
-    """Made once at the start; the fields that a caller gives do not change afterwards."""
+    """State of the server. Created once at the start; the fields given then do not change."""
 
     door: Door
     tokenizer: Tokenizer
@@ -44,7 +44,7 @@ class ServerState:
     """Names that the model is served under; the first is the default."""
 
     secret: bytes
-    """From `auth.tenant_secret`; unused while no API keys are configured."""
+    """From `auth.tenant_secret`; unused without API keys."""
 
     metrics: Callable[[], str | bytes]
     """The Prometheus page, in its text format."""
@@ -56,7 +56,7 @@ class ServerState:
     """Prompt tokens by source, for the page at /."""
 
     tiers: Callable[[], Sequence[TierSnapshot]] = tuple
-    """Tiers below the pool, for the page at /."""
+    """Tiers, for the page at /."""
 
     fingerprint: str
     """Digest of weights and settings, for answers (`system_fingerprint`)."""
@@ -65,7 +65,7 @@ class ServerState:
     """Facts that do not change while the server runs, for the page at /, by name."""
 
     alive: Callable[[], bool] = lambda: True
-    """Whether the engine can still step."""
+    """True while the engine can still step."""
 
     refused: Callable[[Refused], None] = lambda error: None
     """Called with every refusal, for the engine's metrics."""
@@ -106,13 +106,13 @@ class ServerState:
         self.text_threads = asyncio.Semaphore(THREADS_FOR_TEXT)
 
     async def read(self, request: Request, shape: type[Shape]) -> tuple[Shape, int]:
-        """The body of a request as a `shape`, and its size in bytes; raises as `read_body` does."""
+        """Returns the body of a request as a `shape`, and its size in bytes; raises as `read_body` does."""
         body, size = await read_body(request, shape, self.bodies)
         self.unknown_names.note(body)
         return body, size
 
     async def off_loop(self, work: Callable[[], Result], size: int) -> Result:
-        """Do text work of about `size` characters: here where it is short, else in one of a few threads."""
+        """Process text of about `size` characters: here where it is short, else in one of a few threads."""
         if size <= THREAD_ABOVE_CHARACTERS:
             return work()
         async with self.text_threads:

@@ -1,8 +1,8 @@
-"""OpenAI's bodies as the engine's requests. Pure: a body that cannot be served is refused here, with the limit that matters.
+"""Translates OpenAI's request bodies into the engine's requests. Pure: a body that cannot be served is refused here.
 
-Nothing is checked again past this file. Choices of this server, where OpenAI and vLLM leave them open:
-max_tokens absent fills the context for chats, and is 16 or what the context leaves for completions; a max_tokens that the
-context cannot hold is refused, not cut; a stop string that is a special token's text also stops on that token.
+Later stages check nothing again. Choices of this server, where OpenAI and vLLM leave them open: without max_tokens a chat fills
+the context, and a completion has 16 tokens or as many as the context leaves; a max_tokens that the context cannot hold is
+refused, not cut; a stop string that is a special token's text also stops on that token.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MAX_KEY_SHOWN = 20
 """Characters of a wrong `logit_bias` key that an error repeats."""
 
 TOKENS_UNKNOWN = 1 << 30
-"""Stands in for max_tokens until the prompt's length is known."""
+"""Placeholder for max_tokens until the prompt's length is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The id given to a call, and its tenant."""
+    """Id of a call, and its tenant."""
 
     id: str
     tenant: bytes = b""
@@ -64,13 +64,13 @@ class Call:
     """Likeliest tokens per prompt token in vLLM's field of that name; None: no such field."""
 
     stop_texts: Mapping[int, str]
-    """Stop tokens that stand for stop strings of the caller's."""
+    """Stop tokens -> the caller's stop strings with the same text."""
 
     echo: tuple[str, ...] | None = None
     """The prompts' texts, where the answer repeats them."""
 
     echo_only: bool = field(default=False)
-    """max_tokens was 0: the one token that the engine makes at least is neither shown nor counted."""
+    """True where max_tokens is 0: the one token that the engine makes at least is neither shown nor counted."""
 
     @property
     def n(self) -> int:
@@ -87,7 +87,7 @@ class Call:
         return sum(len(request.prompt) for request in self.requests)
 
     def stop_reason(self, reason: str | int | None) -> str | int | None:
-        """The stop string or stop token of the caller's that ended a choice; None for the model's end tokens."""
+        """Returns the caller's stop string or stop token that ended a choice; None for the model's end tokens."""
         if not isinstance(reason, int):
             return reason
         if reason in self.stop_texts:
@@ -96,10 +96,10 @@ class Call:
 
 
 def completion_call(body: CompletionBody, model: Model, asker: Asker) -> Call:
-    """POST /v1/completions.
+    """Returns the call of a POST /v1/completions.
 
     Raises:
-        Refused: something in it cannot be done. Of several prompts none is queued then.
+        Refused: a part of it cannot be served. Of several prompts none is queued then.
     """
     name = served_name(body.model, model)
     refuse_unsupported(body.model_extra or {})
@@ -136,10 +136,10 @@ def completion_call(body: CompletionBody, model: Model, asker: Asker) -> Call:
 
 
 def chat_call(body: ChatBody, model: Model, asker: Asker) -> Call:
-    """POST /v1/chat/completions.
+    """Returns the call of a POST /v1/chat/completions.
 
     Raises:
-        Refused: something in it cannot be done.
+        Refused: a part of it cannot be served.
     """
     name = served_name(body.model, model)
     refuse_unsupported(body.model_extra or {})
@@ -167,10 +167,10 @@ def chat_call(body: ChatBody, model: Model, asker: Asker) -> Call:
 
 
 def served_name(name: str | None, model: Model) -> str:
-    """The name to answer under; without one, the first.
+    """Returns the model name for the answer; without one in the request, the first.
 
     Raises:
-        ModelNotFound: it is not served here.
+        ModelNotFound: the server does not serve it.
     """
     if name is not None and name not in model.names:
         raise ModelNotFound(model.names)
@@ -178,7 +178,7 @@ def served_name(name: str | None, model: Model) -> str:
 
 
 def _wanted(body: GenerationBody) -> tuple[int | None, str]:
-    """The number of new tokens asked for, and the field that holds it; the newer name counts where both are given."""
+    """Returns the requested number of new tokens, and its field; the newer name counts where both are given."""
     if body.max_completion_tokens is not None:
         return body.max_completion_tokens, "max_completion_tokens"
     return body.max_tokens, "max_tokens"
@@ -213,7 +213,7 @@ def _check_size(prompts: list[Prompt], sampling: SamplingParams) -> None:
     choices = len(prompts) * sampling.n
     if choices > MAX_CHOICES_PER_CALL:
         raise BadValue(
-            f"The call asks for {counted(choices, 'choice')} (prompts times `n`). Ask for at most {MAX_CHOICES_PER_CALL}.",
+            f"The call requests {counted(choices, 'choice')} (prompts times `n`). Request at most {MAX_CHOICES_PER_CALL}.",
             param="n",
         )
     if sampling.prompt_logprobs is None:
@@ -221,7 +221,7 @@ def _check_size(prompts: list[Prompt], sampling: SamplingParams) -> None:
     entries = sum(len(prompt.tokens) for prompt in prompts) * (sampling.prompt_logprobs + 1)
     if entries > MAX_PROMPT_LOGPROBS:
         raise BadValue(
-            f"The call asks for {entries} log-probabilities of prompt tokens. Ask for at most {MAX_PROMPT_LOGPROBS}.",
+            f"The call requests {entries} log-probabilities of prompt tokens. Request at most {MAX_PROMPT_LOGPROBS}.",
             param="prompt_logprobs",
         )
 
@@ -251,14 +251,14 @@ def _requests(
 
 
 def _sampling(body: GenerationBody, tokenizer: Tokenizer, stop_texts: Mapping[int, str]) -> SamplingParams:
-    """Everything but log-probabilities and max_tokens, which need more than the body."""
+    """Returns all parameters but log-probabilities and max_tokens, which need more than the body."""
     check_tokens(body.stop_token_ids or [], tokenizer.vocab_size, "stop_token_ids")
     return SamplingParams(
         max_tokens=TOKENS_UNKNOWN,
         n=body.n or 1,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        # vLLM's -1 means the same as its 0: keep all.
+        # vLLM's -1 means the same as 0: keep all.
         top_k=max(0, body.top_k or 0),
         min_p=body.min_p or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
@@ -285,7 +285,7 @@ def _stops(stop: Any) -> tuple[str, ...]:
 
 
 def _stop_texts(body: GenerationBody, tokenizer: Tokenizer) -> dict[int, str]:
-    # As text a special token is empty, so a stop string of its name would never be found there.
+    # A special token's text is empty, so a stop string of its name would never match there.
     ids = {tokenizer.special_id(stop): stop for stop in _stops(body.stop)}
     return {token: stop for token, stop in ids.items() if token is not None}
 
@@ -305,7 +305,7 @@ def _bias_entry(key: str, value: Any, vocab: int) -> tuple[int, float]:
     if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < vocab):
         shown = json.dumps(key[:MAX_KEY_SHOWN])
         raise BadValue(f"`logit_bias` key {shown} is not a token id. Use integers from 0 to {vocab - 1}.", param="logit_bias")
-    # Written so that NaN and infinities fail too; bool is an int in Python, and no number in JSON.
+    # Written so that NaN and infinities fail too; bool is an int in Python, but not a number in JSON.
     if type(value) not in (int, float) or not -100 <= value <= 100:
         raise BadValue(f"`logit_bias` for token {int(key)} must be a number from -100 to 100.", param="logit_bias")
     return int(key), float(value)

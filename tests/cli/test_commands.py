@@ -198,7 +198,7 @@ def test_a_secret_that_cannot_be_had_is_told_with_its_path_before_the_model_is_l
     Path("short").write_text("short")
     for path, why in (
         ("short", "has 5 bytes; it needs at least 16"),
-        ("short/secret", "cannot be read or made: "),
+        ("short/secret", "cannot be read or created: "),
     ):
         assert run(["serve", *SMALL, "--api-key", "k", "--tenant-secret-file", path]) == 1
         assert f"The tenant secret {path} (--tenant-secret-file) {why}" in capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_a_tier_setting_without_its_tier_is_a_usage_error_on_the_line_and_in_the
     for words in ((f"--{name}", value), ("--config", str(file))):
         told = refusal_of(*words)
         assert f"--{name} is " in told
-        assert f"but there is no {wants}" in told or f" {wants} or " in told
+        assert f"no effect without {wants}" in told or f" {wants} or " in told
 
 
 def test_a_bad_file_is_a_usage_error(tmp_path: Path) -> None:

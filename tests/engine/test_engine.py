@@ -79,7 +79,7 @@ def test_a_queue_without_room_for_every_choice_takes_none_of_them() -> None:
     limits = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=64, prefill_chunk_size=32, max_waiting=3)
     fake = FakeEngine(limits=limits)
     fake.engine.add(request(n=2))
-    with pytest.raises(Overloaded, match=r"room for 1 .*adds 2"):
+    with pytest.raises(Overloaded, match=r"takes 1 more sequence .*adds 2"):
         fake.engine.add(request(n=2))
     run(fake)
     assert fake.idle()
@@ -105,7 +105,7 @@ def test_a_sequence_whose_logits_are_not_finite_ends_alone(caplog: pytest.LogCap
     fake.executor.fail_sequence = lambda sequence: sequence.id == ids[1] and sequence.output_count == 3
     tokens = run(fake)
     assert [len(tokens[one]) for one in ids] == [8, 3, 8]
-    assert "were not finite" in caplog.text, "the log tells it"
+    assert "logits not finite" in caplog.text, "the log tells it"
     reasons = Counter(event.reason for event in fake.of_kind(RequestFinished))  # type: ignore[attr-defined]  # of that kind
     assert reasons == {"length": 2, "error": 1}
     assert fake.idle()

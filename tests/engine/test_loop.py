@@ -202,7 +202,7 @@ def test_a_failed_sequence_raises_for_its_own_reader_alone() -> None:
         async def work() -> None:
             good = server.loop.submit(request([1] * 20, max_tokens=32))
             bad = server.loop.submit(request([7] * 20, max_tokens=32))
-            with pytest.raises(NonFiniteLogits, match="ended, others go on"):
+            with pytest.raises(NonFiniteLogits, match="has ended; other requests continue"):
                 await text_of(bad)
             assert (await text_of(good))[1] == "length"
             assert await server.becomes_idle()
@@ -245,9 +245,9 @@ def test_a_request_that_the_queue_never_holds_is_refused_for_good_with_the_limit
         async def work() -> None:
             limit = server.loop._max_waiting
             with pytest.raises(BadValue, match=rf"{limit + 1} sequences.*at most {limit} \(--max-waiting\)") as refused:
-                server.loop.check_room(limit + 1)
+                server.loop.check_queue_capacity(limit + 1)
             assert (refused.value.status, refused.value.param) == (400, "n")
-            server.loop.check_room(limit)
+            server.loop.check_queue_capacity(limit)
             assert server.loop.active == 0
 
         asyncio_run(work)
@@ -311,7 +311,7 @@ def test_a_broken_loop_ends_every_stream_with_an_error_and_takes_no_more() -> No
                 raise AssertionError("a law is broken")
 
             server.fake.scheduler.settle = settle  # type: ignore[method-assign, assignment]  # a fault in the books
-            with pytest.raises(EngineStopped, match="started again"):
+            with pytest.raises(EngineStopped, match="Restart the server"):
                 await text_of(stream)
             with pytest.raises(Overloaded):
                 server.loop.submit(request())

@@ -32,7 +32,7 @@ def test_a_piece_larger_than_a_chunk_gets_one_of_its_own(monkeypatch: pytest.Mon
 
 def test_more_memory_than_the_system_gives_is_refused_and_breaks_nothing() -> None:
     arena = Arena()
-    with pytest.raises(DoesNotFit, match=rf"does not give {1 << 50} bytes for weights"):
+    with pytest.raises(DoesNotFit, match=rf"refuses {1 << 50} bytes of memory for weights"):
         arena.take(1 << 50)
     assert len(arena.take(100)) == 100
 

@@ -177,8 +177,8 @@ def test_more_threads_than_cpus_are_refused_with_both_numbers(tmp_path, threads)
 def test_more_threads_in_the_environment_than_cpus_become_their_number(tmp_path):
     plan = cpu_threads(tmp_path, {3, 5}, omp_num_threads="5000,2")
     assert plan.threads == 2
-    assert plan.sentence.startswith("2 threads: OMP_NUM_THREADS asks for 5000, which is more than there are; 2 CPUs allowed,")
-    assert cpu_threads(tmp_path, {3, 5}, omp_num_threads="2").asked is None
+    assert plan.sentence.startswith("2 threads: OMP_NUM_THREADS sets 5000, more than the CPUs that are allowed; 2 CPUs")
+    assert cpu_threads(tmp_path, {3, 5}, omp_num_threads="2").requested is None
 
 
 def test_the_thread_plan_says_what_decided(tmp_path):
@@ -197,7 +197,7 @@ MEMINFO = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree:         104857
 def test_without_a_limit_the_system_decides(tmp_path):
     reading = memory_available(write(tmp_path, v2() | MEMINFO))
     assert reading.bytes == 8 * GIB
-    assert reading.sentence == "8.00 GiB of memory can be taken: MemAvailable in /proc/meminfo."
+    assert reading.sentence == "8.00 GiB of memory are available: MemAvailable in /proc/meminfo."
 
 
 def test_a_group_leaves_its_limit_less_its_working_set(tmp_path):

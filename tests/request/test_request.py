@@ -78,7 +78,7 @@ def test_a_repetition_penalty_of_zero_divides_by_nothing_and_is_refused() -> Non
 
 def test_more_tokens_at_least_than_at_most_is_refused() -> None:
     assert sampling(min_tokens=16).min_tokens == 16
-    with pytest.raises(BadValue, match=r"min_tokens is 17, more than max_tokens 16"):
+    with pytest.raises(BadValue, match=r"min_tokens is 17; it must be at most max_tokens, 16"):
         sampling(min_tokens=17)
 
 

@@ -109,7 +109,7 @@ def flood(one: Desk, steps: int) -> None:
     """Two urgent ones arrive in every step, for ever."""
     for _ in range(steps):
         for _ in range(2):
-            if one.scheduler.room:
+            if one.scheduler.queue_capacity_left:
                 one.ask(8, 4, priority=0)
         one.step()
 

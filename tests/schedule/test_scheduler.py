@@ -193,7 +193,7 @@ def test_a_full_queue_refuses_and_a_preempted_sequence_returns_all_the_same() ->
     third = one.ask(8)
     with pytest.raises(Overloaded, match="--max-waiting"):
         one.ask(8)
-    assert one.scheduler.room == 0
+    assert one.scheduler.queue_capacity_left == 0
     one.finish()
     assert second.preemptions > 0
     assert [sequence.finish_reason for sequence in (first, second, third)] == ["length"] * 3

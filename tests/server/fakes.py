@@ -172,12 +172,12 @@ class FakeDoor:
     def occupancy(self) -> Occupancy:
         return Occupancy(sum(not stream.ended for stream in self.streams), 0)
 
-    def check_room(self, count: int) -> None:
+    def check_queue_capacity(self, count: int) -> None:
         if self.room is not None and count > self.room - len(self.streams):
             raise Overloaded("The queue is full.", retry_after=7)
 
     def submit(self, request: Request) -> FakeStream:
-        self.check_room(request.sampling.n)
+        self.check_queue_capacity(request.sampling.n)
         stream = FakeStream(self, request)
         self.streams.append(stream)
         return stream

@@ -31,7 +31,7 @@ class EagerDoor:
     def occupancy(self) -> Occupancy:
         return Occupancy(len(self.threads), 0)
 
-    def check_room(self, count: int) -> None:
+    def check_queue_capacity(self, count: int) -> None:
         """There is always room."""
 
     def submit(self, request: Request) -> RequestStream:

@@ -233,10 +233,10 @@ def test_the_cache_tells_what_it_holds_and_forgets_on_demand() -> None:
     with running(cache_stats=stats, cache_reset=reset) as server:
         assert httpx.get(f"{server.url}/cache/stats").json() == {
             "pool": [{"held": 1, "cached": 2, "free": 3, "total": 6}],
-            "prompt_tokens": {"asked": 5, "found": 4},
+            "prompt_tokens": {"queried": 5, "hit": 4},
             "loads_waiting": 1,
             "tiers": [],
-            "known": {"ram": 7},
+            "contents": {"ram": 7},
         }
         assert httpx.post(f"{server.url}/cache/reset").json()["pool"] == []
         assert httpx.get(f"{server.url}/cache/reset").status_code == 405

@@ -37,7 +37,7 @@ def test_one_address_is_one_socket_that_answers_at_once_and_is_named_as_it_was_b
 def test_a_port_that_listens_already_is_refused_with_its_number() -> None:
     sockets = listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
-    with pytest.raises(Unreachable, match=rf"^Port {port} on 127\.0\.0\.1 cannot be listened on .*--port\.$"):
+    with pytest.raises(Unreachable, match=rf"^Port {port} on 127\.0\.0\.1 is not available .*--port\.$"):
         listen("127.0.0.1", port)
     close(sockets)
 
@@ -76,7 +76,7 @@ def test_without_ipv6_localhost_listens_on_the_family_that_there_is(monkeypatch:
 
 def test_without_ipv6_its_address_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", WithoutIpv6)
-    with pytest.raises(Unreachable, match=r"^This machine has no address :: \(.*\); give one that it has with --host\.$"):
+    with pytest.raises(Unreachable, match=r"^This machine has no address :: \(.*\). Give one that it has with --host\.$"):
         listen("::", 0)
 
 
@@ -86,7 +86,7 @@ def test_an_address_of_which_one_family_is_taken_is_refused_and_nothing_is_left_
     taken = listen("127.0.0.1", 0)
     port = taken[0].getsockname()[1]
     resolve_to(monkeypatch, (socket.AF_INET, ("127.0.0.2", port)), (socket.AF_INET, ("127.0.0.1", port)))
-    with pytest.raises(Unreachable, match="choose another with --port"):
+    with pytest.raises(Unreachable, match="Choose another with --port"):
         listen("somehost", port)
     with socket.socket() as client, pytest.raises(ConnectionRefusedError):
         client.connect(("127.0.0.2", port))
