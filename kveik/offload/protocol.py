@@ -7,8 +7,8 @@ from typing import Protocol
 
 from kveik.cache.eviction.policy import EvictionPolicy, Learnt
 from kveik.cache.prefix_match import PrefixMatch
-from kveik.offload.loads import LoadWait
 from kveik.offload.mailbox import Mailbox
+from kveik.offload.sequence_load import LoadWait
 from kveik.offload.transfer import TierStats
 from kveik.request.sequence import Sequence
 

@@ -18,7 +18,7 @@ from kveik.cache.facts import Evicted, Fact, Gone, Inserted, Invalidated, Used
 from kveik.cache.layout import LayerGroup
 from kveik.offload.tier import Tier
 from kveik.offload.tier_match import Below, InPool, find_below
-from kveik.offload.transfer import Clear, Delete, Fetch, Order, Spill
+from kveik.offload.transfer import Clear, Delete, RecordLoad, StoreRecord, TierTransfer
 
 
 class TierChain:
@@ -35,7 +35,7 @@ class TierChain:
 
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._orders: list[Order] = []
+        self._transfers: list[TierTransfer] = []
 
     # Questions.
 
@@ -72,7 +72,7 @@ class TierChain:
                         self._delete(number, tier.surplus(visit.tenant, visit.went))
                 case Invalidated(keys):
                     for key in keys:
-                        self._forget(key)
+                        self._remove(key)
 
     def _offer(self, first: int, source: Evicted | int, gone: Sequence[Gone], now: float) -> None:
         """To one tier after the other, until one has it. `source`: the pool's fact, or the number of a tier."""
@@ -88,28 +88,28 @@ class TierChain:
         # They are copied further down before they are removed, and removed before their room is needed.
         self._offer(number + 1, number, answer.victims, now)
         self._delete(number, answer.victims)
-        self._spill(answer.writes, source, number)
+        self._store(answer.writes, source, number)
         return answer.refused
 
-    def _spill(self, gone: Sequence[Gone], source: Evicted | int, target: int) -> None:
+    def _store(self, gone: Sequence[Gone], source: Evicted | int, target: int) -> None:
         places = {key: place for place, key in enumerate(source.keys)} if gone and isinstance(source, Evicted) else {}
         for keys, groups, _, _ in gone:
             for group in _bits(groups):
                 if isinstance(source, int):
-                    self._orders += [Spill(key, group, source, target) for key in keys]
+                    self._transfers += [StoreRecord(key, group, source, target) for key in keys]
                 else:
                     blocks = source.blocks[group]
-                    self._orders += [Spill(key, group, None, target, blocks[places[key]]) for key in keys]
+                    self._transfers += [StoreRecord(key, group, None, target, blocks[places[key]]) for key in keys]
 
     def _delete(self, number: int, gone: Sequence[Gone]) -> None:
         if gone and self.tiers[number].spec.ours:
             for keys, groups, _, _ in gone:
-                self._orders += [Delete(key, group, number) for group in _bits(groups) for key in keys]
+                self._transfers += [Delete(key, group, number) for group in _bits(groups) for key in keys]
 
-    def _forget(self, key: Key) -> None:
+    def _remove(self, key: Key) -> None:
         """A content is not what it should be: it is removed everywhere, whoever else could use it."""
         for number, tier in enumerate(self.tiers):
-            self._orders += [Delete(key, group, number) for group in _bits(tier.forget(key))]
+            self._transfers += [Delete(key, group, number) for group in _bits(tier.remove(key))]
 
     def retire(self, pool: Evicted, now: float) -> None:
         """The process ends: contents of the pool and of tiers that go with it are offered to those that last, the most valuable
@@ -140,12 +140,12 @@ class TierChain:
         for number, tier in enumerate(self.tiers):
             tier.clear()
             if tier.spec.ours:
-                self._orders.append(Clear(number))
+                self._transfers.append(Clear(number))
 
-    def take_orders(self) -> list[Order]:
+    def take_transfers(self) -> list[TierTransfer]:
         """Orders since this was last called."""
-        orders, self._orders = self._orders, []
-        return orders
+        transfers, self._transfers = self._transfers, []
+        return transfers
 
     @property
     def wants_lesson(self) -> bool:
@@ -160,17 +160,17 @@ class TierChain:
 
     # Loading.
 
-    def pin(self, fetches: Iterable[Fetch]) -> None:
+    def pin(self, records: Iterable[RecordLoad]) -> None:
         """These records are about to be loaded: they are not evicted before `loaded` was told of each."""
-        for fetch in fetches:
-            self.tiers[fetch.tier].pin(fetch.key)
+        for record in records:
+            self.tiers[record.tier].pin(record.key)
 
-    def loaded(self, fetch: Fetch, *, found: bool) -> None:
+    def loaded(self, record: RecordLoad, *, found: bool) -> None:
         """A load has ended, or was cancelled. `found` False: the record is not there, or not what it should be."""
-        tier = self.tiers[fetch.tier]
+        tier = self.tiers[record.tier]
         if not found:
-            tier.gone(fetch.key, fetch.group)
-        tier.unpin(fetch.key)
+            tier.gone(record.key, record.group)
+        tier.unpin(record.key)
 
     # Outcomes of orders, and what else is known of the tiers.
 
@@ -178,7 +178,7 @@ class TierChain:
         self.tiers[tier].settle(key, group, stored=True)
 
     def failed(self, tier: int, key: Key, group: int) -> None:
-        """A spill was not carried out."""
+        """A record was not stored."""
         self.tiers[tier].settle(key, group, stored=False)
 
     def gone(self, tier: int, key: Key, group: int) -> None:

@@ -18,7 +18,7 @@ from kveik.cache.eviction.policy import Key
 from kveik.cache.layout import LayerGroup
 from kveik.offload.cost import Prospect
 from kveik.offload.tier import Tier
-from kveik.offload.transfer import Fetch
+from kveik.offload.transfer import RecordLoad
 
 InPool = Callable[[int, Key], bool]
 """Whether the pool has a group's full block with this content."""
@@ -49,15 +49,15 @@ class Below:
         """Whether anything could be loaded."""
         return len(self.cuts) > 1
 
-    def fetches(self, cut: int) -> tuple[Fetch, ...]:
+    def records(self, cut: int) -> tuple[RecordLoad, ...]:
         """What has to be loaded for it, beginnings first."""
         wanted = []
         for group, sources in enumerate(self.sources.tolist()):
             for place in range(int(self.starts[group, cut]), int(self.cuts[cut])):
                 tier = sources[place - self.first] if place >= self.first else _POOL
                 if tier >= 0:
-                    wanted.append(Fetch(self.keys[place], group, place, tier))
-        wanted.sort(key=lambda fetch: fetch.place)
+                    wanted.append(RecordLoad(self.keys[place], group, place, tier))
+        wanted.sort(key=lambda record: record.place)
         return tuple(wanted)
 
 

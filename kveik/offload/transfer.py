@@ -16,7 +16,7 @@ from kveik.observe.tiers import TierSnapshot
 from kveik.offload.mailbox import Mailbox
 
 
-class Spill(NamedTuple):
+class StoreRecord(NamedTuple):
     """Copy a record. The source has it until a later transfer, or the pool's next write into the block."""
 
     key: Key
@@ -44,11 +44,11 @@ class Clear:
     tier: int
 
 
-Order = Spill | Delete | Clear
+TierTransfer = StoreRecord | Delete | Clear
 """A transfer below the pool, or out of it."""
 
 
-class Fetch(NamedTuple):
+class RecordLoad(NamedTuple):
     """One record to load into the pool."""
 
     key: Key
@@ -66,9 +66,9 @@ class LoadRecords:
     load: int
     """Never used twice."""
 
-    fetches: tuple[Fetch, ...]
+    records: tuple[RecordLoad, ...]
     blocks: tuple[int, ...]
-    """Per fetch, of its group."""
+    """Per record, of its group."""
 
     deadline: float
     """Seconds on the engine's clock, after which the records are not wanted any more."""
@@ -91,11 +91,11 @@ class Probe:
     deadline: float
 
 
-Transfer = Order | LoadRecords | Cancel | Probe
+Transfer = TierTransfer | LoadRecords | Cancel | Probe
 
 
 class Stored(NamedTuple):
-    """A spill has ended."""
+    """End of a `StoreRecord`."""
 
     key: Key
     group: int
@@ -110,9 +110,9 @@ class Arrived(NamedTuple):
 
     load: int
     number: int
-    """Of the fetch in the load."""
+    """Of the record in the load."""
 
-    fetch: Fetch
+    record: RecordLoad
 
     found: bool
     """Whether the record was verified and lies in its block, all of it."""
@@ -141,7 +141,7 @@ class Took(NamedTuple):
 Completion = Stored | Arrived | Answered | Took
 
 
-class StoreRoom(NamedTuple):
+class StoreUsage(NamedTuple):
     """Bytes of one store, which may have less room than its capacity at times."""
 
     used: int
@@ -171,7 +171,7 @@ class Carrier(Protocol):
         ...
 
     def carry_out(self, transfers: Iterable[Transfer]) -> None:
-        """In this order. Spilled blocks are read, and nothing is written for cancelled loads, once it has returned."""
+        """Carry transfers out in order. On return, blocks to store are read and nothing more is written for cancelled loads."""
         ...
 
     def completions(self) -> list[Completion]:
@@ -182,7 +182,7 @@ class Carrier(Protocol):
         """From now on nothing is written for this load. Its records that have come."""
         ...
 
-    def room(self, tier: int) -> StoreRoom: ...
+    def usage(self, tier: int) -> StoreUsage: ...
 
     def contents(self, tier: int) -> list[tuple[Key, int]]:
         """Keys and groups of all records that a tier's store has."""

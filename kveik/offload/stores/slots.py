@@ -33,7 +33,7 @@ class Place:
     """Size of the record; the slot may be larger."""
 
     readers: int = 0
-    forgotten: bool = False
+    removed: bool = False
 
 
 @dataclass(slots=True)
@@ -56,14 +56,14 @@ def slot_bytes(record_bytes: int) -> int:
 class Slots:
     """Slots of a store, and the records in them."""
 
-    def __init__(self, sizes: Sequence[int], capacity_bytes: int, give_back: Callable[[int, int, int], bool]) -> None:
-        """`sizes`: bytes of a slot, per group. `give_back(group, first, count)`: make these holes; False: the system cannot."""
+    def __init__(self, sizes: Sequence[int], capacity_bytes: int, make_holes: Callable[[int, int, int], bool]) -> None:
+        """`sizes`: bytes of a slot, per group. `make_holes(group, first, count)`: False where the system cannot."""
         assert all(size % PAGE_BYTES == 0 for size in sizes), "slots are whole pages"
         self.capacity_bytes = capacity_bytes
-        self.room_bytes = capacity_bytes
+        self.usable_bytes = capacity_bytes
         """Bound while the system has no more to give; records beyond it stay until they are deleted."""
 
-        self._give_back = give_back
+        self._make_holes = make_holes
         self._shelves = [_Shelf(size) for size in sizes]
         self._places: dict[RecordKey, Place] = {}
         self._lock = threading.Lock()
@@ -95,14 +95,14 @@ class Slots:
             slot = self._take(key.group)
             if slot is None and key in self._places:
                 # The record that it replaces makes room for it.
-                self._forget(key)
+                self._remove(key)
                 slot = self._take(key.group)
         return None if slot is None else Place(key.group, slot, record_bytes)
 
     def show(self, key: RecordKey, place: Place) -> None:
         """The record is written: from now on it is found, in place of any other of its key."""
         with self._lock:
-            self._forget(key)
+            self._remove(key)
             self._places[key] = place
 
     def restore(self, places: Sequence[tuple[RecordKey, Place]]) -> list[RecordKey]:
@@ -124,7 +124,7 @@ class Slots:
             shelf.end = max(taken, default=-1) + 1
             shelf.free = sorted(set(range(shelf.end)) - taken)
             self._bytes += len(shelf.free) * shelf.slot_bytes
-        self.give_back()
+        self.release_space()
         return dropped + self._shorten()
 
     def put_back(self, place: Place) -> None:
@@ -144,13 +144,13 @@ class Slots:
         """A reader is done."""
         with self._lock:
             place.readers -= 1
-            if place.forgotten and not place.readers:
+            if place.removed and not place.readers:
                 self._free(place)
 
-    def forget(self, key: RecordKey) -> bool:
+    def remove(self, key: RecordKey) -> bool:
         """Delete a record; False: it was not there."""
         with self._lock:
-            return self._forget(key)
+            return self._remove(key)
 
     def has(self, key: RecordKey) -> bool:
         return key in self._places
@@ -169,17 +169,17 @@ class Slots:
         """Forget everything, and give all memory back that nobody reads."""
         with self._lock:
             for key in list(self._places):
-                self._forget(key)
-        self.give_back()
+                self._remove(key)
+        self.release_space()
 
-    def give_back(self) -> None:
+    def release_space(self) -> None:
         """Make all that is free holes. Readers go on meanwhile; slots are nobody's while their memory goes."""
         for group, shelf in enumerate(self._shelves):
             with self._lock:
                 free, shelf.free = sorted(shelf.free), []
             # From the end, so that a file can be cut there rather than hollowed out.
             for first, count in reversed(list(_runs(free))):
-                gone = self._give_back(group, first, count)
+                gone = self._make_holes(group, first, count)
                 with self._lock:
                     for slot in range(first, first + count):
                         heapq.heappush(shelf.holes if gone else shelf.free, slot)
@@ -198,11 +198,11 @@ class Slots:
 
     def _take(self, group: int) -> int | None:
         shelf = self._shelves[group]
-        if self._bytes > self.room_bytes:
-            self._make_room(0)
+        if self._bytes > self.usable_bytes:
+            self._free_bytes(0)
         if shelf.free:
             return heapq.heappop(shelf.free)
-        if not self._make_room(shelf.slot_bytes):
+        if not self._free_bytes(shelf.slot_bytes):
             return None
         self._bytes += shelf.slot_bytes
         if shelf.holes:
@@ -210,16 +210,16 @@ class Slots:
         shelf.end += 1
         return shelf.end - 1
 
-    def _make_room(self, wanted: int) -> bool:
+    def _free_bytes(self, wanted: int) -> bool:
         """Make holes until there is room for so many bytes; whether there is."""
         for group in range(len(self._shelves)):
-            while self._bytes + wanted > self.room_bytes and self._make_hole(group):
+            while self._bytes + wanted > self.usable_bytes and self._make_hole(group):
                 pass
-        return self._bytes + wanted <= self.room_bytes
+        return self._bytes + wanted <= self.usable_bytes
 
     def _make_hole(self, group: int) -> bool:
         shelf = self._shelves[group]
-        if not shelf.free or not self._give_back(group, shelf.free[0], 1):
+        if not shelf.free or not self._make_holes(group, shelf.free[0], 1):
             return False
         heapq.heappush(shelf.holes, heapq.heappop(shelf.free))
         self._bytes -= shelf.slot_bytes
@@ -252,11 +252,11 @@ class Slots:
             else:
                 shelf.holes.pop()
 
-    def _forget(self, key: RecordKey) -> bool:
+    def _remove(self, key: RecordKey) -> bool:
         place = self._places.pop(key, None)
         if place is None:
             return False
-        place.forgotten = True
+        place.removed = True
         if not place.readers:
             self._free(place)
         return True

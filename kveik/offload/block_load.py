@@ -24,12 +24,12 @@ class _State(Enum):
     MISSED = auto()
 
 
-class Load:
+class BlockLoad:
     """Records, their blocks in the pool, the deadline, and the state of each record."""
 
-    def __init__(self, job: int, records: Sequence[tuple[RecordKey, memoryview]], deadline: float) -> None:
+    def __init__(self, load_id: int, records: Sequence[tuple[RecordKey, memoryview]], deadline: float) -> None:
         """`records`: keys, and the blocks in the pool that they are for."""
-        self.job = job
+        self.load_id = load_id
         self.keys = tuple(key for key, _ in records)
         self.targets = [target for _, target in records]
         self.deadline = deadline
