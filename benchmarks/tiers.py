@@ -1,4 +1,4 @@
-"""How fast records move between the pool and the tiers below it: python -m benchmarks.tiers [--folder PATH] [--write docs]
+"""Speed of records between the pool and the tiers below it: python -m benchmarks.tiers [--folder PATH] [--write docs]
 
 Blocks of SmolLM2-135M, 16 tokens: 360 KiB of bfloat16. Every rate is in bytes of the pool, by one thread, with the files in the
 page cache. "Time of plain reading": the seconds of the whole way (read, checksum, decode into blocks of the pool) over the

@@ -54,7 +54,7 @@ class BlockLoad:
         return self._misses[numbers.start : numbers.stop]
 
     def begin(self, at: int, now: float) -> bool:
-        """Start to copy a record; False: nobody wants it any more."""
+        """Start to copy a record; False: it is cancelled or late."""
         with self._changed:
             if self.called_off or now > self.deadline or self._states[at] is not _State.WAITING:
                 self._miss(at, Miss.LATE)
@@ -83,7 +83,7 @@ class BlockLoad:
             self._miss(at, why)
 
     def miss_rest(self, why: Miss) -> None:
-        """Nothing more will come."""
+        """Mark every waiting record as missed."""
         with self._changed:
             for at in range(len(self)):
                 self._miss(at, why)

@@ -70,13 +70,13 @@ class TierCarrier:
         """Load -> answers that are still to come."""
 
         self._owed: list[list[RecordKey]] = [[] for _ in stores]
-        """Per tier, deletions for which there was no room in the queue."""
+        """Per tier, deletions that the full queue refused."""
 
         self._unclear: set[int] = set()
-        """Tiers that are to be emptied, for which there was no room in the queue either."""
+        """Tiers to clear whose order the full queue refused."""
 
         self._cleared: set[int] = set()
-        """Tiers whose room goes back to the system once nothing is being written there."""
+        """Tiers that release their space once nothing is being written there."""
 
         self._refused: list[Stored] = []
         """Stores that were refused at once."""
@@ -151,7 +151,7 @@ class TierCarrier:
             self._owed[tier] += keys
 
     def _pay_owed(self) -> None:
-        """What there was no room for in the queue, as far as there is now."""
+        """Repeat what the full queue refused."""
         for tier, keys in enumerate(self._owed):
             if tier in self._unclear and self.mover.clear(self._names[tier]):
                 self._unclear.remove(tier)

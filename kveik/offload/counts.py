@@ -136,5 +136,5 @@ class Tally:
 
 
 def _sum(totals: Mapping[str, int], reasons: Collection[str]) -> Mapping[str, int]:
-    """New totals: who has a copy of the old ones keeps them as they were."""
+    """New totals; copies of the old ones stay as they were."""
     return {reason: count + sum(one == reason for one in reasons) for reason, count in totals.items()} if reasons else totals

@@ -73,7 +73,7 @@ class OffloadManager:
         """By number: those that are waited for, or hold blocks."""
 
         self._news = False
-        """Whether a record has arrived since `expire`: others that begin alike may need fewer blocks now."""
+        """True when a record has arrived since `expire`: others that begin alike may need fewer blocks now."""
 
         self._transfers: list[Transfer] = []
         self._starting: dict[int, LoadRecords] = {}
@@ -104,7 +104,7 @@ class OffloadManager:
         return load is not None and load.waited_for
 
     def find(self, sequence_id: int, match: PrefixMatch | None, limit: int) -> Below:
-        """What lies below of the sequence's first `limit` tokens behind its match in the pool."""
+        """Records below of the sequence's first `limit` tokens behind its match in the pool."""
         hit = (match.tokens, match.full) if match else (0, 0)
         return self.chain.found(self._kv_cache.chain_keys(sequence_id, limit), hit, self._kv_cache.in_pool)
 
@@ -251,7 +251,7 @@ class OffloadManager:
             self._transfers.append(Cancel(load.number))
 
     def _close(self, load: SequenceLoad) -> None:
-        """Give its blocks back."""
+        """Free its blocks."""
         if load.state is State.LOADING:
             self._end(load)
         if load.state is State.OVER:
@@ -288,7 +288,7 @@ class OffloadManager:
                     self._answered(one, now)
                 case Took(tier, size, seconds):
                     self.costs[tier].observe(size, seconds, now)
-        self._look_at_rooms(now)
+        self._resize_tiers(now)
         for load in [one for one in self._active.values() if one.state is State.LOADING and one.deadline <= now]:
             # What has come is of use, though not all of it has.
             for arrived in self.carrier.cancel(load.number):
@@ -344,7 +344,7 @@ class OffloadManager:
             if not load.answers:
                 self._asked(load)
 
-    def _look_at_rooms(self, now: float) -> None:
+    def _resize_tiers(self, now: float) -> None:
         """A tier of ours is as large as its store; a shared one that is full is offered nothing."""
         closed = set[int]()
         for number, tier in enumerate(self.chain.tiers):
@@ -356,7 +356,7 @@ class OffloadManager:
         self.chain.closed = frozenset(closed)
 
     def _compare(self, number: int, now: float) -> None:
-        """A store is full where there should be room: after trouble it may have what was given up for lost."""
+        """A store is full where the index has space left: after an outage it may hold records that were taken for lost."""
         due, tier = now >= self._compared[number] + COMPARE_SECONDS, self.chain.tiers[number]
         if due:
             self._compared[number] = now

@@ -7,7 +7,7 @@
     cancel: nothing more is written to the pool for that load
 
 Everything that waits is bounded: stores by their staging, loads and deletions by number. Work beyond that is refused at once
-and counted. A tier that is slow or broken costs its own threads' time and nobody else's.
+and counted. A tier that is slow or broken costs its own threads' time alone.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Tier:
 
 
 class Mover:
-    """All tiers below the pool, in order. Called by the step thread alone.
+    """Tiers below the pool, in order. Called by the step thread alone.
 
     `wake` is called when there are completions: by the tiers' threads, and by the caller's where work is refused at once.
     """
@@ -130,7 +130,7 @@ class Mover:
         return [thread for tier in self._tiers.values() for thread in (tier.reader, tier.writer)]
 
     def start(self) -> None:
-        """Start the threads. Remote stores are checked; nobody waits for the answer."""
+        """Start the threads. Remote stores are checked in the background."""
         for tier in self._tiers.values():
             tier.check(self._clock.now())
         for thread in self._threads:
@@ -201,7 +201,7 @@ class Mover:
         return {key for load in self._loads.get(load_id, []) for key in load.call_off()}
 
     def completions(self) -> list[ThreadCompletion]:
-        """Everything that has ended since the last call, in order."""
+        """Returns what has ended since the last call, in order."""
         found: list[ThreadCompletion] = []
         while True:
             try:

@@ -40,7 +40,7 @@ class LoadWait:
 
 @dataclass(slots=True, eq=False)
 class SequenceLoad:
-    """What is known of one sequence's load. `records`, `blocks`, `remaining` are those of the records that it loads."""
+    """State of one sequence's load. `records`, `blocks`, `remaining` are those of the records that it loads."""
 
     number: int
     """Never used twice."""
@@ -52,13 +52,13 @@ class SequenceLoad:
 
     began: float = 0.0
     asked: bool = False
-    """Whether shared tiers were asked."""
+    """True once shared tiers were asked."""
 
     answers: int = 0
     """Answers that are still to come."""
 
     joined: bool = False
-    """Whether the sequence has waited for another's load."""
+    """True once the sequence has waited for another's load."""
 
     records: tuple[RecordLoad, ...] = ()
     remaining: set[int] = field(default_factory=set)
@@ -80,7 +80,7 @@ class SequenceLoad:
 
     @property
     def useful(self) -> bool:
-        """Whether something of use may still come."""
+        """True while something of use may still come."""
         return any(self.gap is None or self.records[number].place < self.gap for number in self.remaining)
 
     def miss(self, place: int) -> None:

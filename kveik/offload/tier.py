@@ -5,7 +5,7 @@ are written as a set of bits: bit g for group g. What is known of a key's record
 
              offer, taken            stored
     absent ───────────────> storing ─────────> stored ──> absent     as a victim, or gone, or lost with the tier
-              failed: back to absent               not a victim while it is pinned: somebody is loading it
+              failed: back to absent               not a victim while it is pinned by a load
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TierSpec:
 
     lasts: bool = False  # outlives the process
     ours: bool = True
-    """Whether nobody else writes and deletes there; otherwise it has a bound of its own, and ours is on what we know of it."""
+    """True where no other engine writes there. A shared store has a bound of its own; ours limits the index of it."""
 
     def bytes_of(self, groups: int) -> int:
         """Bytes of one key's records in these groups (bits)."""
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """What is known of one key's records."""
+    """State of one key's records."""
 
     owner: Owner = b""
     stored: int = 0
@@ -110,7 +110,7 @@ class Tier:
     # What happens above.
 
     def resize(self, usable_bytes: int) -> None:
-        """The store has so much room now, and tenants' shares are shares of that."""
+        """Set the bytes that the store can use now; tenants' shares follow."""
         self.usable_bytes = usable_bytes
         if self._tenants is not None:
             self._tenants.share = usable_bytes / max(self.spec.capacity_bytes, 1)
@@ -119,7 +119,7 @@ class Tier:
         """A request is done with a chain, wherever its blocks are."""
         if self._tenants is not None:
             for place, key in enumerate(visit.keys):
-                # What was found at the start belongs to whoever uses it.
+                # Records found at the start belong to the first tenant that uses them.
                 if (held := self._held.get(key)) is not None and held.owner == b"":
                     held.owner = None if place < visit.public else visit.tenant
         # Only hints need to know what of the chain is here.
@@ -133,7 +133,7 @@ class Tier:
                 self._touched.popitem(last=False)
 
     def holds(self, key: Key) -> bool:
-        """Whether the policy has been told of it."""
+        """True where the policy knows the key."""
         held = self._held.get(key)
         return held is not None and not held.doomed
 
@@ -179,7 +179,7 @@ class Tier:
     def _worth_writing(self, offered: Sequence[Gone], now: float) -> tuple[list[Gone], list[Gone]]:
         """What of it should be written, as far as it is missing; and what not. What is there already is neither."""
         wanted, refused, capacity = list[Gone](), list[Gone](), self.usable_bytes
-        # Where there is room everything is written, unless only what was used twice is.
+        # Where there is space everything is written, unless only what was used twice is.
         left_bytes = 0 if self.spec.writes == "second-touch" else capacity - self.bytes_used
         for one in [missing for gone in offered for missing in self._missing(gone, refused)]:
             size = self._sizes[one.groups]
@@ -200,7 +200,7 @@ class Tier:
         return wanted, refused
 
     def _missing(self, gone: Gone, refused: list[Gone]) -> list[Gone]:
-        """What of it is not here. What is about to be removed cannot be written meanwhile."""
+        """The missing part. What is about to be removed cannot be written meanwhile."""
         if not self._known(gone.keys):
             return [gone] if gone.groups else []
         kinds = []
@@ -215,7 +215,7 @@ class Tier:
         return in_runs(gone.keys, kinds, wanted=gone.wanted)
 
     def _passing(self, one: Gone, left_bytes: int, now: float) -> list[bool] | None:
-        """Per key, whether its records may displace something; None: all may, or there is room."""
+        """Per key, True where its records may displace others; None: all may, or all fit."""
         if one.wanted:
             return None
         if self.spec.writes == "second-touch":
@@ -226,7 +226,7 @@ class Tier:
         return [worth >= least for worth in self.policy.worths(one.keys, now)]
 
     def _fitting(self, one: Gone) -> int:
-        """For how many of its keys there is room; where owners may have a maximum, for one at most."""
+        """Number of its keys that fit; where owners may have a maximum, for one at most."""
         size = self._sizes[one.groups]
         if self._tenants is not None and self._tenants.beyond(one.owner, size):
             return 0
@@ -333,7 +333,7 @@ class Tier:
             self._tidy(key, held)
 
     def found(self, key: Key, group: int, now: float) -> bool:
-        """A record is there: it was so at the start, or somebody else wrote it. False: there is no room to know of it."""
+        """A record is there: it was so at the start, or another engine wrote it. False: the bound is reached."""
         bit, size = 1 << group, self.spec.record_bytes[group]
         held = self._held.get(key)
         if held is not None and (held.doomed or (held.stored | held.storing) & bit):
@@ -371,12 +371,12 @@ class Tier:
             self.policy.discarded(key)
 
     def clear(self) -> None:
-        """Everything is removed; what is being stored, as soon as it is."""
+        """Remove everything; a record that is being stored goes once it is stored."""
         for key in list(self._held):
             self.remove(key)
 
     def remove(self, key: Key) -> int:
-        """It is not found any more; groups whose records are there to be removed."""
+        """Remove a key. Returns the groups whose stored records are to be deleted."""
         held = self._held.get(key)
         if held is None or held.doomed:
             return 0

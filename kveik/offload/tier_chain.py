@@ -3,7 +3,7 @@
     pool ──evicted──> ram ──victims──> disk ──victims──> remote      each with its own bound and policy
       └──inserted────────────────────────┴─────────────────┘         those that write through
 
-Decisions are orders. Their outcome comes back as `stored`, `failed`, `gone`; whatever goes wrong below ends here as a record
+Decisions are transfers. Their outcome comes back as `stored`, `failed`, `gone`; whatever goes wrong below ends here as a record
 that is not there, never as an error of a request.
 """
 
@@ -22,7 +22,7 @@ from kveik.offload.transfer import Clear, Delete, RecordLoad, StoreRecord, TierT
 
 
 class TierChain:
-    """Which tier has which record."""
+    """Records of every tier."""
 
     def __init__(self, groups: Sequence[LayerGroup], block_size: int, tiers: Sequence[Tier]) -> None:
         """`tiers`: from the nearest to the pool down."""
@@ -45,7 +45,7 @@ class TierChain:
 
     @property
     def shared(self) -> bool:
-        """Whether there is a tier in which others write too."""
+        """True where other engines write to a tier too."""
         return any(not tier.spec.ours for tier in self.tiers)
 
     def unknown(self, keys: Iterable[Key]) -> list[tuple[int, list[Key]]]:
@@ -53,7 +53,7 @@ class TierChain:
         missing = [key for key in keys if not any(tier.stored(key) for tier in self.tiers)]
         return [(number, missing) for number, tier in enumerate(self.tiers) if missing and not tier.spec.ours]
 
-    # Events above. Each may give orders.
+    # Events above. Each may add transfers.
 
     def absorb(self, facts: Iterable[Fact], now: float) -> None:
         """Facts of the pool, in their order; the blocks that they name have not been written since."""
@@ -75,7 +75,7 @@ class TierChain:
                         self._remove(key)
 
     def _offer(self, first: int, source: Evicted | int, gone: Sequence[Gone], now: float) -> None:
-        """To one tier after the other, until one has it. `source`: the pool's fact, or the number of a tier."""
+        """Offer to one tier after the other, until one takes it. `source`: the pool's fact, or the number of a tier."""
         for number in range(first, len(self.tiers)):
             if gone:
                 gone = self._offer_to(number, source, gone, now)
@@ -85,7 +85,7 @@ class TierChain:
         if number in self.closed:
             return list(gone)
         answer = self.tiers[number].offer(gone, now)
-        # They are copied further down before they are removed, and removed before their room is needed.
+        # They are copied further down before they are removed, and removed before their space is needed.
         self._offer(number + 1, number, answer.victims, now)
         self._delete(number, answer.victims)
         self._store(answer.writes, source, number)
@@ -107,7 +107,7 @@ class TierChain:
                 self._transfers += [Delete(key, group, number) for group in _bits(groups) for key in keys]
 
     def _remove(self, key: Key) -> None:
-        """A content is not what it should be: it is removed everywhere, whoever else could use it."""
+        """A content is not what it should be: it is removed from every tier."""
         for number, tier in enumerate(self.tiers):
             self._transfers += [Delete(key, group, number) for group in _bits(tier.remove(key))]
 
@@ -136,20 +136,20 @@ class TierChain:
                 rest = rest and self._offer_to(number, source, rest, now)
 
     def reset(self) -> None:
-        """Everything is forgotten, and removed where it is ours."""
+        """Remove every record; those in shared tiers are only dropped from the index."""
         for number, tier in enumerate(self.tiers):
             tier.clear()
             if tier.spec.ours:
                 self._transfers.append(Clear(number))
 
     def take_transfers(self) -> list[TierTransfer]:
-        """Orders since this was last called."""
+        """Returns the transfers since the last call."""
         transfers, self._transfers = self._transfers, []
         return transfers
 
     @property
     def wants_lesson(self) -> bool:
-        """Whether a tier's policy has seen enough to learn from."""
+        """True when a tier's policy has seen enough to learn from."""
         return any(tier.policy.wants_lesson for tier in self.tiers)
 
     def learn(self, now: float) -> None:
@@ -172,7 +172,7 @@ class TierChain:
             tier.gone(record.key, record.group)
         tier.unpin(record.key)
 
-    # Outcomes of orders, and what else is known of the tiers.
+    # Outcomes of transfers, and what else is known of the tiers.
 
     def stored(self, tier: int, key: Key, group: int) -> None:
         self.tiers[tier].settle(key, group, stored=True)

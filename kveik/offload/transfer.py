@@ -102,7 +102,7 @@ class Stored(NamedTuple):
     tier: int
     stored: bool
     full: bool = False
-    """Whether it was not stored because the tier is full."""
+    """True where it was not stored because the tier is full."""
 
 
 class Arrived(NamedTuple):
@@ -115,10 +115,10 @@ class Arrived(NamedTuple):
     record: RecordLoad
 
     found: bool
-    """Whether the record was verified and lies in its block, all of it."""
+    """True where the record was verified and lies in its block, all of it."""
 
     lost: bool = False
-    """Whether the record is not in the tier, or is damaged there."""
+    """True where the record is not in the tier, or is damaged there."""
 
 
 class Answered(NamedTuple):
@@ -142,7 +142,7 @@ Completion = Stored | Arrived | Answered | Took
 
 
 class StoreUsage(NamedTuple):
-    """Bytes of one store, which may have less room than its capacity at times."""
+    """Bytes of one store, which can use less than its capacity at times."""
 
     used: int
     total: int
@@ -167,7 +167,7 @@ class Carrier(Protocol):
 
     @property
     def unsettled(self) -> bool:
-        """Whether there may be something to tell of a tier soon, or to do there, though there are no completions."""
+        """True while a tier may soon have an event or work, though there are no completions."""
         ...
 
     def carry_out(self, transfers: Iterable[Transfer]) -> None:
@@ -175,11 +175,11 @@ class Carrier(Protocol):
         ...
 
     def completions(self) -> list[Completion]:
-        """All that has ended since this was last asked."""
+        """Returns what has ended since the last call."""
         ...
 
     def cancel(self, load: int) -> list[Arrived]:
-        """From now on nothing is written for this load. Its records that have come."""
+        """Write nothing more for this load. Returns its records that have come."""
         ...
 
     def usage(self, tier: int) -> StoreUsage: ...
@@ -189,7 +189,7 @@ class Carrier(Protocol):
         ...
 
     def stats(self) -> list[TierStats]:
-        """Of every tier. From any thread."""
+        """Returns the state of every tier. From any thread."""
         ...
 
     def start(self) -> None:

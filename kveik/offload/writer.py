@@ -139,7 +139,7 @@ class Writer(TierThread[Work]):
         """Do the deletions that waited when it was closed: after its thread has ended, and before its store is closed."""
         undeleted, self._undeleted = self._undeleted, []
         if isinstance(self.store, Reachable) and not self._admits():
-            # A remote record expires by itself, and nobody would answer.
+            # A remote record expires by itself, and the server does not answer.
             return
         for one in undeleted:
             self._free_space(one)

@@ -126,7 +126,7 @@ class DiskStore:
 
     @property
     def usable_bytes(self) -> int:
-        """Less while the disk is full: deletions make room for new records."""
+        """Less while the disk is full: deletions make space for new records."""
         return self._bound.bytes
 
     @property

@@ -2,12 +2,12 @@
 
     slots of a group, all of one size:   0 1 2 3 4 5 6 │ end
                                          R f R h R r f
-    R  holds a record           r  forgotten, but somebody still reads it; then free
-    f  free, memory kept        h  a hole: free, its memory given back
+    R  holds a record           r  removed, but still read; then free
+    f  free, memory kept        h  a hole: free, its memory released
 
 A new record takes a free slot of its group, the lowest first; else a hole or a slot at the end, when the bound allows; else
 free slots of other groups become holes, and their memory is used. So nothing fragments: a slot is of use to any group.
-One lock guards everything; nothing slow is done under it but giving one slot's memory back.
+One lock guards everything; nothing slow is done under it but releasing one slot's memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from kveik.offload.stores.record import RecordKey
 
 PAGE_BYTES = 4096
-"""Slots are whole pages, so that the memory of each can be given back."""
+"""Slots are whole pages, so that the memory of each can be released."""
 
 
 @dataclass(slots=True)
 class Place:
-    """Where one record lies."""
+    """Place of one record."""
 
     group: int
     slot: int
@@ -74,7 +74,7 @@ class Slots:
 
     @property
     def bytes(self) -> int:
-        """Of all slots but holes."""
+        """Bytes of all slots but holes."""
         return self._bytes
 
     def size(self, group: int) -> int:
@@ -94,7 +94,7 @@ class Slots:
         with self._lock:
             slot = self._take(key.group)
             if slot is None and key in self._places:
-                # The record that it replaces makes room for it.
+                # The record that it replaces makes space for it.
                 self._remove(key)
                 slot = self._take(key.group)
         return None if slot is None else Place(key.group, slot, record_bytes)
@@ -133,7 +133,7 @@ class Slots:
             self._free(place)
 
     def pin(self, key: RecordKey) -> Place | None:
-        """Where a record lies; its slot stays as it is until `unpin`."""
+        """Place of a record; its slot stays as it is until `unpin`."""
         with self._lock:
             place = self._places.get(key)
             if place is not None:
@@ -166,14 +166,14 @@ class Slots:
             return list(self._places.items())
 
     def clear(self) -> None:
-        """Forget everything, and give all memory back that nobody reads."""
+        """Remove everything, and release all memory that is not being read."""
         with self._lock:
             for key in list(self._places):
                 self._remove(key)
         self.release_space()
 
     def release_space(self) -> None:
-        """Make all that is free holes. Readers go on meanwhile; slots are nobody's while their memory goes."""
+        """Make all that is free holes. Readers go on meanwhile; slots are neither free nor holes while their memory goes."""
         for group, shelf in enumerate(self._shelves):
             with self._lock:
                 free, shelf.free = sorted(shelf.free), []
@@ -211,7 +211,7 @@ class Slots:
         return shelf.end - 1
 
     def _free_bytes(self, wanted: int) -> bool:
-        """Make holes until there is room for so many bytes; whether there is."""
+        """Make holes until so many bytes fit. False: they do not."""
         for group in range(len(self._shelves)):
             while self._bytes + wanted > self.usable_bytes and self._make_hole(group):
                 pass

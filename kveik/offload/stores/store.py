@@ -61,7 +61,7 @@ class Store(Protocol):
 
     @property
     def bytes_used(self) -> int:
-        """What it takes: records, what is needed around them, and room of forgotten ones that is kept for the next. Never above
+        """What it takes: records, what is needed around them, and space of removed ones that is kept for the next. Never above
         `capacity_bytes`.
         """
         ...
@@ -102,7 +102,7 @@ class Store(Protocol):
         ...
 
     def release_space(self) -> None:
-        """Give the system back what is kept for the next records, as far as nobody reads there."""
+        """Release space that is kept for the next records, except where it is being read."""
         ...
 
     def clear(self) -> None:
