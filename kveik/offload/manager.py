@@ -125,7 +125,7 @@ class OffloadManager:
 
     def begin(self, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> LoadWait | None:
         load = self._loads.get(sequence.id)
-        if (other := self._joinable(sequence.id, load, match, limit)) is not None:
+        if (other := self._other(sequence.id, load, match, limit)) is not None:
             return LoadWait(other.number)
         if load is not None and load.state is not State.UNDECIDED:
             return None
@@ -140,9 +140,7 @@ class OffloadManager:
         load = self._loads[sequence_id] = SequenceLoad(self._count, sequence_id)
         return load
 
-    def _joinable(
-        self, sequence_id: int, own: SequenceLoad | None, match: PrefixMatch | None, limit: int
-    ) -> SequenceLoad | None:
+    def _other(self, sequence_id: int, own: SequenceLoad | None, match: PrefixMatch | None, limit: int) -> SequenceLoad | None:
         """Another's load that brings what follows `match`; a sequence waits for one once."""
         if not self._active or (own is not None and own.joined):
             return None
