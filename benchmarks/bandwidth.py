@@ -1,4 +1,4 @@
-"""What this machine can do, and how much of it batch 1 reaches: python -m benchmarks.bandwidth [MODEL …] [--write docs]
+"""Memory bandwidth of this machine, and the share that batch 1 reaches: python -m benchmarks.bandwidth [MODEL …] [--write docs]
 
 Plain reads and copies of 256 MiB on huge pages, eight times the largest cache of this kind of machine; products through
 oneDNN: bfloat16, and int8 as u8 activations times s8 weights. The best of many short tries, for this is a bound.

@@ -1,4 +1,4 @@
-"""How many bytes of weights a step of one token reads: what bounds decoding alone."""
+"""Bytes of weights that a step of one token reads: the bound of decoding alone."""
 
 from __future__ import annotations
 

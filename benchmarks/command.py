@@ -1,4 +1,4 @@
-"""How a measurement begins and ends when it is run as a command."""
+"""Begin and end of a measurement that is run as a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def parser_of(name: str, doc: str) -> argparse.ArgumentParser:
-    """Of the measurement of this name and documentation, whose figures can be kept."""
+    """Returns the parser of a measurement that can keep its figures."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.partition("\n")[0])
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the figures in this folder of pages")
     return parser
@@ -23,7 +23,7 @@ def run(main: Callable[[], None]) -> None:
         _told(main)
     except BrokenPipeError:
         if _read(sys.stdout.fileno()):
-            # It was somebody else's pipe.
+            # The pipe is another program's.
             raise
         # Python flushes again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -41,7 +41,7 @@ def _told(main: Callable[[], None]) -> None:
 
 
 def _read(output: int) -> bool:
-    """Whether there is still somebody at the other end, or no pipe at all."""
+    """True while the other end is open, or where there is no pipe."""
     ends = select.poll()
     ends.register(output, 0)
     return not any(event & (select.POLLERR | select.POLLHUP) for _, event in ends.poll(0))

@@ -46,9 +46,9 @@ class World:
         batches = tuple(
             AttentionBatch(
                 tables=self.table,
-                slots=blocks * self.block_size + positions % self.block_size,
-                query_starts=torch.arange(0, rows * count + 1, count, dtype=torch.int32),
-                contexts=torch.full((rows,), start + count, dtype=torch.int32),
+                slot_mapping=blocks * self.block_size + positions % self.block_size,
+                query_start_loc=torch.arange(0, rows * count + 1, count, dtype=torch.int32),
+                seq_lens=torch.full((rows,), start + count, dtype=torch.int32),
                 decodes=rows if count == 1 else 0,
                 block_size=self.block_size,
                 window=group.window,

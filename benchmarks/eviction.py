@@ -1,4 +1,4 @@
-"""How much of real prompts each eviction policy finds in the cache: tables and a drawing for docs/CACHE.md.
+"""Share of real prompts that each eviction policy finds in the cache: tables and a drawing for docs/CACHE.md.
 
     python -m benchmarks.eviction conversation_trace.jsonl synthetic_trace.jsonl [--write docs] [--seeds 3]
 
@@ -34,7 +34,7 @@ NEVER = 1 << 60
 
 
 def clairvoyant(requests: Sequence[TraceRequest], blocks: int) -> float:
-    """Share of prompt blocks found by whoever knows the future: the block used again latest goes first (Belady 1966).
+    """Share of prompt blocks found by a policy that knows the future: the block used again latest goes first (Belady 1966).
 
     Whoever uses a block uses all before it, so these are never used again later; what is kept is closed under prefixes.
     """

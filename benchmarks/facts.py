@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, threads, versions, and how busy the machine was."""
+"""Conditions of a measurement: processor, threads, versions, and load of the machine."""
 
 from __future__ import annotations
 

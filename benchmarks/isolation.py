@@ -1,4 +1,4 @@
-"""Whether a tenant can tell from the time to its first token what another has asked: python -m benchmarks.isolation [MODEL]
+"""Isolation of tenants: time to first token of what another tenant has asked: python -m benchmarks.isolation [MODEL]
 
 Two tenants, one engine, one request at a time. One asks prompts of 400 tokens; then the other asks prompts of the same length,
 in an order drawn by chance: some that the first one's blocks are there for (in the pool, in RAM, on disk), and as many that

@@ -55,14 +55,14 @@ def storage(kv_type: KvType, blocks: int) -> Tensor:
     return cache
 
 
-def batch_of(tables: Tensor, contexts: Tensor, queries: int, kv_type: KvType) -> AttentionBatch:
+def batch_of(tables: Tensor, seq_lens: Tensor, queries: int, kv_type: KvType) -> AttentionBatch:
     """A step of rows with as many queries each; nothing is written."""
-    rows = len(contexts)
+    rows = len(seq_lens)
     return AttentionBatch(
         tables=tables,
-        slots=torch.zeros(rows * queries, dtype=torch.int64),
-        query_starts=torch.arange(0, rows * queries + 1, queries, dtype=torch.int32),
-        contexts=contexts,
+        slot_mapping=torch.zeros(rows * queries, dtype=torch.int64),
+        query_start_loc=torch.arange(0, rows * queries + 1, queries, dtype=torch.int32),
+        seq_lens=seq_lens,
         decodes=rows if queries == 1 else 0,
         block_size=BLOCK_SIZE,
         window=None,

@@ -1,4 +1,4 @@
-"""How soon `kveik serve` is ready, and what memory loading takes: python -m benchmarks.load [MODEL …] [--write docs]
+"""Start of `kveik serve`: seconds until it is ready, and memory of loading: python -m benchmarks.load [MODEL …] [--write docs]
 
 Every start is a process of its own, timed until /health answers 200. Before the first start of a model its file is dropped from
 the page cache where the kernel allows it (posix_fadvise), and so are packed weights that lie beside it; the second start finds
@@ -67,7 +67,7 @@ def healthy(url: str) -> bool:
 
 
 def drop_from_page_cache(path: Path) -> None:
-    """Ask the kernel to forget a file's pages; it keeps those that somebody has mapped."""
+    """Ask the kernel to forget a file's pages; it keeps mapped ones."""
     with path.open("rb") as file, suppress(OSError):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -1,4 +1,4 @@
-"""How many of the slots in held blocks hold a token, on the lengths of a production chat trace, by block size.
+"""Share of the slots in held blocks that hold a token, on the lengths of a production chat trace, by block size.
 
     python -m benchmarks.occupancy [TRACE.csv]          default: the excerpt in tests/traces
 

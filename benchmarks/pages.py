@@ -49,7 +49,7 @@ def publish(
 
     With a folder, the figures are kept there under this name, and the page's section of this name says the same.
     """
-    # Kept first: whoever reads the print may have gone.
+    # Kept first: the reader of the output may have gone.
     if folder is not None:
         keep(folder, name, figures | {"environment": facts})
         write_section(folder / page, name, f"{text}\n\n{footnote(facts)}")

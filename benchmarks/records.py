@@ -1,4 +1,4 @@
-"""What int8 records cost: python -m benchmarks.records [MODEL] [--write docs]
+"""Cost of int8 records: python -m benchmarks.records [MODEL] [--write docs]
 
 Conversations, cut from a text, whose first 384 tokens are loaded from the tier in RAM; the next 64 are computed behind them,
 and their distributions over the next token are compared with those of an engine without a cache. The arithmetic is the same, so
@@ -77,7 +77,7 @@ def loaded_logits(model: str, encoding: Literal["int8", "raw"], texts: Sequence[
     assert isinstance(offload, OffloadManager)
     assert isinstance(offload.carrier, TierCarrier)
     mover = offload.carrier.mover
-    # The last ones stay in the pool, and are nobody's.
+    # The last ones stay in the pool, and belong to no sequence.
     for text in [*texts, *(list(reversed(text)) for text in texts[:3])]:
         llm.generate([text[:LOADED]], ONE)
         mover.drain(llm.loaded.engine.clock.now() + 60)

@@ -1,4 +1,4 @@
-"""What a restart costs a long conversation: python -m benchmarks.restart [MODEL] [--write docs]
+"""Cost of a restart for a long conversation: python -m benchmarks.restart [MODEL] [--write docs]
 
 A conversation of 7,800 tokens is answered, and the engine closed. A new engine on the same folder answers the next turn a
 second after its start, then again and again from the disk, and another engine without it. "Plain reading": the same files read

@@ -1,4 +1,4 @@
-"""What sampling costs per step: `python -m benchmarks.sampler [--threads 2] [--scale 2] [--write docs]`.
+"""Cost of sampling per step: `python -m benchmarks.sampler [--threads 2] [--scale 2] [--write docs]`.
 
 Logits are normal with a given spread, plus one peak per row as trained models have it. `flat` rows have no peak, the worst case
 for top_p. Each figure is the best of several steps, in milliseconds.

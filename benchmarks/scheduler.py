@@ -1,8 +1,8 @@
-"""What a step costs outside the model: N running decodes through the real engine, whose decoder and sampler do nothing.
+"""Cost of a step outside the model: N running decodes through the real engine, whose decoder and sampler do nothing.
 
     plan      the scheduler decides, and takes blocks where they are needed
     assemble  the executor lays out the batch, and puts the sampler's choices into an outcome
-    settle    tokens are appended, whole blocks registered, who is done released
+    settle    tokens are appended, whole blocks registered, finished sequences released
     record    the rest: events to the metrics, and every token into its reader's stream
 
 python -m benchmarks.scheduler [--decodes 32 256 1024] [--contexts 100 30000] [--own] [--write docs]
@@ -67,7 +67,7 @@ class NoModel:
     def forget(self, sequence_id: int) -> None: ...
 
     def forward(self, batch: Any, storage: object) -> torch.Tensor:
-        return self._hidden[: len(batch.wanted)]
+        return self._hidden[: len(batch.logits_indices)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
@@ -91,7 +91,7 @@ class Reader:
 
 
 def facts_without_model(dtype: str, block_size: int, tiers: tuple[str, ...] = ()) -> EngineFacts:
-    """For the metrics of an engine that computes nothing; only whoever scrapes is told."""
+    """For the metrics of an engine that computes nothing."""
     return EngineFacts(
         threads=1,
         dtype=dtype,
@@ -128,7 +128,7 @@ class Watch:
 
 
 class Bench:
-    """N sequences of one length in a real engine and loop; nobody computes."""
+    """N sequences of one length in a real engine and loop; nothing is computed."""
 
     def __init__(self, count: int, context: int, steps: int, *, own: bool) -> None:
         self.count, self.steps = count, steps

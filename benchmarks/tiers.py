@@ -1,4 +1,4 @@
-"""How fast records move between the pool and the tiers below it: python -m benchmarks.tiers [--folder PATH] [--write docs]
+"""Speed of records between the pool and the tiers below it: python -m benchmarks.tiers [--folder PATH] [--write docs]
 
 Blocks of SmolLM2-135M, 16 tokens: 360 KiB of bfloat16. Every rate is in bytes of the pool, by one thread, with the files in the
 page cache. "Time of plain reading": the seconds of the whole way (read, checksum, decode into blocks of the pool) over the
@@ -25,7 +25,7 @@ from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.clock import SystemClock
 from kveik.offload.availability import BreakerLimits
-from kveik.offload.counts import Loaded
+from kveik.offload.counts import RecordsLoaded
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
@@ -79,7 +79,7 @@ def load(mover: Mover, tier: str, targets: Sequence[memoryview]) -> None:
     mover.load(tier, list(zip(KEYS, targets, strict=False)), 1, float("inf"))
     mover.step()
     [loaded] = mover.completions()
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, RecordsLoaded)
     assert not any(loaded.misses)
 
 
@@ -181,7 +181,7 @@ def stores(folder: Path, blocks: Sequence[memoryview]) -> dict[str, dict[str, fl
     return found
 
 
-def spill_microseconds(blocks: Sequence[memoryview]) -> float:
+def store_microseconds(blocks: Sequence[memoryview]) -> float:
     """What handing one block to the mover takes of a step."""
     clock, codec = SystemClock(), CODECS["raw"]
     tier = MovedTier(store=RamStore([format_of(codec)], CAPACITY, clock), codecs=[codec], staging_bytes=CAPACITY)
@@ -195,13 +195,13 @@ def spill_microseconds(blocks: Sequence[memoryview]) -> float:
     return median(took[1:]) / len(blocks) * 1e6
 
 
-def page_section(coding: dict[str, float], found: dict[str, dict[str, float]], spill: float) -> str:
+def page_section(coding: dict[str, float], found: dict[str, dict[str, float]], store: float) -> str:
     rows = [["", "write", "read, verify, decode", "plain reading of its bytes", "time of plain reading"]]
     for name, rates in found.items():
         rates_shown = [f"{rates[column]:.2f} GB/s" for column in ("write GB/s", "read GB/s", "plain GB/s")]
         rows.append([name, *rates_shown, f"{rates['of plain reading']:.2f} ×"])
     coded = ", ".join(f"{name.removesuffix(' GB/s')} {rate:.1f}" for name, rate in coding.items())
-    return f"{table(rows)}\n\nGB/s in memory, with the checksum: {coded}. A spill takes {spill:.0f} µs of the step."
+    return f"{table(rows)}\n\nGB/s in memory, with the checksum: {coded}. A store takes {store:.0f} µs of the step."
 
 
 def main() -> None:
@@ -214,9 +214,9 @@ def main() -> None:
     _, blocks = pool_of(min(given.blocks, len(KEYS)))
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         found = stores(Path(folder), blocks)
-    coding, spill = codecs(blocks), spill_microseconds(blocks)
-    text = page_section(coding, found, spill)
-    figures = {"codecs": coding, "stores": found, "spill_microseconds": spill}
+    coding, store = codecs(blocks), store_microseconds(blocks)
+    text = page_section(coding, found, store)
+    figures = {"codecs": coding, "stores": found, "store_microseconds": store}
     publish(text, facts, given.write, name="tiers", figures=figures, page=PAGE)
 
 

@@ -1,4 +1,4 @@
-"""What rounds of measurements say: medians, and ratios between engines that were measured in turn."""
+"""Figures of measurement rounds: medians, and ratios between engines that were measured in turn."""
 
 from __future__ import annotations
 

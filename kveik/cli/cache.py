@@ -79,7 +79,7 @@ def verify(path: Path, forget: bool) -> int:
         show("0 records")
         return 0
     with _store(path / KV_FOLDER, read_only=not forget) as store:
-        report = verify_store(store, forget=forget)
+        report = verify_store(store, remove=forget)
     reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(report.misses.items()))
     removed = f"; {report.removed:,} removed" if forget else ""
     verb = "is" if report.records == 1 else "are"

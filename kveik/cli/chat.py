@@ -66,7 +66,7 @@ def _lines(interactive: bool) -> Iterator[str]:
                 # The shell's own prompt should not stand behind ours.
                 sys.stdout.write("\n")
             elif isinstance(error, KeyboardInterrupt):
-                # Nobody who types leaves the chat: a program is interrupted.
+                # A person who types stays in the chat; a program is interrupted.
                 raise
             return
         if line == "/exit":

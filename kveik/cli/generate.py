@@ -27,7 +27,7 @@ def generate(settings: Settings, config: EngineConfig, prompts: list[str], chat:
     with interruptible():
         completions = llm.generate(tokens, settings.of(SamplingParams), Pace(len(tokens), time.perf_counter).show)
         seconds = time.perf_counter() - start
-        # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose books need not be in order.
+        # Not in a `finally`: Ctrl-C may have come in the middle of a step, whose state need not be consistent.
         llm.close()
         _write(completions, output)
     say(_summary(completions, seconds))

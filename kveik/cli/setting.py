@@ -124,7 +124,7 @@ class Setting:
 
 
 def _path(text: str) -> Path:
-    # Of an empty text, Path would make the folder that somebody is in.
+    # Of an empty text, Path would make the current folder.
     if not text:
         raise BadValue("it is empty; it must be a path.")
     try:

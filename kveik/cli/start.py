@@ -1,7 +1,7 @@
 """Start of the `kveik` process, Ctrl-C, and lines for the person at the terminal. Light: imports nothing slow.
 
 Ctrl-C ends the process at once with code 130, except where there is something to put right first. Python turns the signal
-into an exception wherever the interpreter happens to be. While modules are being imported, that is inside somebody else's code,
+into an exception wherever the interpreter happens to be. While modules are being imported, that is inside other packages' code,
 which takes it for an import that failed, prints it with a traceback, or swallows it.
 """
 

@@ -56,7 +56,7 @@ class Layout:
     starts: Ints
     """[rows + 1]: the first token of each row"""
 
-    contexts: Ints
+    seq_lens: Ints
     """[rows]: tokens in the cache after the step"""
 
     decodes: int
@@ -65,8 +65,8 @@ class Layout:
     samples: Ints
     """[logits]: tokens whose logits are sampled, ascending"""
 
-    wanted: Ints
-    """[wanted]: `samples`, and tokens that a prompt's log-probabilities need; ascending"""
+    logits_indices: Ints
+    """[outputs]: `samples`, and tokens that a prompt's log-probabilities need; ascending"""
 
 
 class ModelExecutor:
@@ -107,7 +107,7 @@ class ModelExecutor:
         hidden = self.decoder.forward(batch, self.memory.tensors)
         if not plan.prompt_targets:
             return self._sample(plan, hidden)
-        places = np.searchsorted(layout.wanted, layout.samples)
+        places = np.searchsorted(layout.logits_indices, layout.samples)
         outcome = self._sample(plan, hidden[torch.from_numpy(places)])
         scored = tuple(self._score(plan, layout, hidden, row, targets) for row, targets in plan.prompt_targets.items())
         return StepOutcome(outcome.tokens, outcome.offsets, outcome.failed, outcome.logprobs, scored)
@@ -119,16 +119,16 @@ class ModelExecutor:
             token_ids=torch.from_numpy(plan.token_ids),
             positions=torch.from_numpy(layout.positions),
             groups=tuple(self._attention(number, layout, table) for number, table in enumerate(tables)),
-            wanted=torch.from_numpy(layout.wanted),
+            logits_indices=torch.from_numpy(layout.logits_indices),
         )
 
     def _attention(self, number: int, layout: Layout, table: NDArray[np.int32]) -> AttentionBatch:
         blocks, inside = np.divmod(layout.positions, self.block_size)
         return AttentionBatch(
             tables=torch.from_numpy(table),
-            slots=torch.from_numpy(table[layout.token_rows, blocks] * np.int64(self.block_size) + inside),
-            query_starts=torch.from_numpy(layout.starts.astype(np.int32)),
-            contexts=torch.from_numpy(layout.contexts.astype(np.int32)),
+            slot_mapping=torch.from_numpy(table[layout.token_rows, blocks] * np.int64(self.block_size) + inside),
+            query_start_loc=torch.from_numpy(layout.starts.astype(np.int32)),
+            seq_lens=torch.from_numpy(layout.seq_lens.astype(np.int32)),
             decodes=layout.decodes,
             block_size=self.block_size,
             window=self.groups[number].window,
@@ -157,7 +157,7 @@ class ModelExecutor:
 
     def _score(self, plan: StepPlan, layout: Layout, hidden: Tensor, row: int, targets: PromptTargets) -> PromptLogprobs:
         """Returns log-probabilities of the prompt tokens that follow the row's tokens."""
-        place = int(np.searchsorted(layout.wanted, layout.starts[row]))
+        place = int(np.searchsorted(layout.logits_indices, layout.starts[row]))
         entries: list[TokenLogprob] = []
         for first in range(0, len(targets.tokens), LOGIT_ROWS):
             part = targets.tokens[first : first + LOGIT_ROWS]
@@ -188,11 +188,11 @@ def _layout(plan: StepPlan) -> Layout:
         token_rows = np.repeat(rows, counts)
         decodes = int(np.argmax(counts > 1)) if (counts > 1).any() else plan.rows
     samples = np.flatnonzero(plan.logits) if plan.tokens == plan.rows else _last_tokens(starts[1:], plan.logits)
-    wanted = samples
+    logits_indices = samples
     if plan.prompt_targets:
         scored = [starts[row] + np.arange(len(targets.tokens)) for row, targets in plan.prompt_targets.items()]
-        wanted = np.union1d(samples, np.concatenate(scored))
-    return Layout(positions, token_rows, starts, plan.starts + counts, decodes, samples, wanted)
+        logits_indices = np.union1d(samples, np.concatenate(scored))
+    return Layout(positions, token_rows, starts, plan.starts + counts, decodes, samples, logits_indices)
 
 
 def _last_tokens(ends: Ints, counts: Ints) -> Ints:

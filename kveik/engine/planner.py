@@ -242,9 +242,9 @@ def _probe(decoder: Decoder, kv_type: KvType, tokens: int, blocks: int) -> StepB
     groups = tuple(
         AttentionBatch(
             tables=torch.arange(blocks, dtype=torch.int32)[None],
-            slots=positions.clone(),
-            query_starts=torch.tensor([0, tokens], dtype=torch.int32),
-            contexts=torch.tensor([tokens], dtype=torch.int32),
+            slot_mapping=positions.clone(),
+            query_start_loc=torch.tensor([0, tokens], dtype=torch.int32),
+            seq_lens=torch.tensor([tokens], dtype=torch.int32),
             decodes=0,
             block_size=PROBE_BLOCK_SIZE,
             window=group.window,
@@ -253,7 +253,7 @@ def _probe(decoder: Decoder, kv_type: KvType, tokens: int, blocks: int) -> StepB
         for group in decoder.spec.groups
     )
     return StepBatch(
-        token_ids=positions % decoder.spec.vocab, positions=positions, groups=groups, wanted=torch.tensor([tokens - 1])
+        token_ids=positions % decoder.spec.vocab, positions=positions, groups=groups, logits_indices=torch.tensor([tokens - 1])
     )
 
 

@@ -13,21 +13,21 @@ from kveik.kernels.kv_types import KvType
 class AttentionBatch:
     """Cache blocks that the tokens of one step read, and slots that they write, in one layer group.
 
-    Row i is one sequence; its queries are tokens [query_starts[i], query_starts[i+1]) of the step and sit at positions
-    [contexts[i] - queries_i, contexts[i]). The first `decodes` rows have one query each.
+    Row i is one sequence; its queries are tokens [query_start_loc[i], query_start_loc[i+1]) of the step and sit at positions
+    [seq_lens[i] - queries_i, seq_lens[i]). The first `decodes` rows have one query each.
     """
 
     tables: Tensor
     """int32 [rows, blocks at most]: entry b holds positions [b * block_size, (b + 1) * block_size). Entries that lie wholly
     outside the window, or behind the context, are undefined and must not be read."""
 
-    slots: Tensor
+    slot_mapping: Tensor
     """int64 [tokens]: where each new token is written, as block * block_size + slot."""
 
-    query_starts: Tensor
+    query_start_loc: Tensor
     """int32 [rows + 1]"""
 
-    contexts: Tensor
+    seq_lens: Tensor
     """int32 [rows]: positions known after this step, the new tokens included."""
 
     decodes: int

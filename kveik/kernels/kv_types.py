@@ -1,4 +1,4 @@
-"""How keys and values are stored: as they are, or as bytes with a scale per token and head. Defines every byte, in torch.
+"""Storage of keys and values: as they are, or as bytes with a scale per token and head. Defines every byte, in torch.
 
 Slow and obvious: what any other kernel writes and reads must be the same.
 

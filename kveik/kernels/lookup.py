@@ -1,4 +1,4 @@
-"""Which records of the storage a row reads, as index arrays: derived once per step, used by every layer of the group.
+"""Records of the storage that a row reads, as index arrays: derived once per step, used by every layer of the group.
 
 The storage of a group, [block, layer, key|value, kv head, ...], is one array of *records*: a record is what one kv head keeps
 in one block, [block_size, head_dim] or, quantised, the bytes of `kv_types`. One layer's view starts at its first record and

@@ -11,7 +11,7 @@ import torch
 from kveik.errors import BadValue
 
 ENVIRONMENT = "KVEIK_ISA"
-"""Forces an instruction set: for tests, and for those who look for a fault."""
+"""Forces an instruction set: for tests, and to find a fault."""
 
 
 def _load() -> tuple[ModuleType | None, str]:

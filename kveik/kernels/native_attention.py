@@ -104,9 +104,9 @@ def _rows(batch: AttentionBatch) -> object:
         assert native.module is not None
         rows = batch.memo["native rows"] = native.module.AttentionRows.of(
             batch.tables.numpy(),
-            batch.slots.numpy(),
-            batch.query_starts.numpy(),
-            batch.contexts.numpy(),
+            batch.slot_mapping.numpy(),
+            batch.query_start_loc.numpy(),
+            batch.seq_lens.numpy(),
             batch.decodes,
             batch.window or 0,
         )

@@ -81,7 +81,7 @@ def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) ->
     memo = batch.memo.get(memo_key)
     if memo is None:
         records = records_of(cache, batch.block_size)
-        key_rows = write_rows(batch.slots, records)
+        key_rows = write_rows(batch.slot_mapping, records)
         memo = (records, key_rows, key_rows + records.kv_heads * records.block_size)
         batch.memo[memo_key] = memo
     records, key_rows, value_rows = cast(tuple[Records, Tensor, Tensor], memo)
@@ -94,7 +94,7 @@ def _write_quantised(cache: Tensor, keys: Tensor, values: Tensor, batch: Attenti
     """The same into records of bytes, cache [blocks, 2, kv_heads, record bytes]."""
     memo = batch.memo.get("slots")
     if memo is None:
-        memo = batch.memo["slots"] = (batch.slots // batch.block_size, batch.slots % batch.block_size)
+        memo = batch.memo["slots"] = (batch.slot_mapping // batch.block_size, batch.slot_mapping % batch.block_size)
     blocks, within = cast(tuple[Tensor, Tensor], memo)
     stored, scales = parts(cache, batch.block_size)
     # [tokens, 2, kv_heads, head_dim], as indices with slices between them bring the tokens to the front.
@@ -173,13 +173,13 @@ def _read(cache: Tensor, records: Records, gather: Gather, dtype: torch.dtype) -
     return both[0], both[1]
 
 
-def _read_quantised(cache: Tensor, records: Records, wanted: Tensor, kv_type: KvType, dtype: torch.dtype) -> Tensor:
-    """Records brought together, as the values they mean: int64 [wanted] -> [wanted, block_size, head_dim]"""
+def _read_quantised(cache: Tensor, records: Records, numbers: Tensor, kv_type: KvType, dtype: torch.dtype) -> Tensor:
+    """Records brought together, as the values they mean: int64 [numbers] -> [numbers, block_size, head_dim]"""
     source = flat(cache, records, records.width)
-    whole = torch.empty(len(wanted), records.block_size, records.head_dim, dtype=dtype)
+    whole = torch.empty(len(numbers), records.block_size, records.head_dim, dtype=dtype)
     step = max(1, DEQUANTISED_VALUES // (records.block_size * records.head_dim))
-    for first in range(0, len(wanted), step):
-        part = source.index_select(0, wanted[first : first + step])
+    for first in range(0, len(numbers), step):
+        part = source.index_select(0, numbers[first : first + step])
         whole[first : first + step] = plain(part, records.block_size, kv_type, dtype)
     return whole
 
@@ -194,21 +194,21 @@ def _reads(batch: AttentionBatch, cache: Tensor, queries: Tensor) -> StepReads:
 
 
 def _derive(batch: AttentionBatch, records: Records, queries: Tensor) -> StepReads:
-    contexts = batch.contexts.numpy().astype(np.int64)
+    seq_lens = batch.seq_lens.numpy().astype(np.int64)
     # The tables are as wide as the longest context could ever be.
-    tables = batch.tables.numpy()[:, : -(-int(contexts.max()) // batch.block_size)].astype(np.int64)
-    starts = batch.query_starts.numpy().astype(np.int64)
+    tables = batch.tables.numpy()[:, : -(-int(seq_lens.max()) // batch.block_size)].astype(np.int64)
+    starts = batch.query_start_loc.numpy().astype(np.int64)
     # The first query of a row sees the furthest back.
-    first_queries = contexts - np.diff(starts)
-    firsts = np.zeros_like(contexts) if batch.window is None else np.maximum(first_queries - batch.window + 1, 0)
+    first_queries = seq_lens - np.diff(starts)
+    firsts = np.zeros_like(seq_lens) if batch.window is None else np.maximum(first_queries - batch.window + 1, 0)
     decodes = batch.decodes
     prefills = []
-    for row in range(decodes, len(contexts)):
-        gather = gather_of(tables[row : row + 1], firsts[row : row + 1], contexts[row : row + 1], records)
+    for row in range(decodes, len(seq_lens)):
+        gather = gather_of(tables[row : row + 1], firsts[row : row + 1], seq_lens[row : row + 1], records)
         base = int(firsts[row]) // records.block_size * records.block_size
         place = (int(starts[row]), int(starts[row + 1]), int(first_queries[row]) - base)
         prefills.append(PrefillRow(gather, _tiles(*place, batch.window, queries)))
-    groups = _decode_groups(tables[:decodes], firsts[:decodes], contexts[:decodes], records, queries.dtype)
+    groups = _decode_groups(tables[:decodes], firsts[:decodes], seq_lens[:decodes], records, queries.dtype)
     return StepReads(records, groups, tuple(prefills))
 
 

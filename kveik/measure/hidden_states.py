@@ -87,9 +87,9 @@ class RecordingDecoder:
         count = len(batch.token_ids)
         assert int(batch.positions[0]) == self._recorded, "the only request is never preempted"
         self._recorded += count
-        hidden = self._decoder.forward(replace(batch, wanted=torch.arange(count)), storage)
+        hidden = self._decoder.forward(replace(batch, logits_indices=torch.arange(count)), storage)
         self._record(hidden)
-        return hidden[batch.wanted]
+        return hidden[batch.logits_indices]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)

@@ -30,7 +30,7 @@ from kveik.cache.layout import LayerGroup
 from kveik.errors import BadValue, Unreachable
 from kveik.offload.tier import Tier, TierSpec
 from kveik.offload.tier_chain import TierChain
-from kveik.offload.transfer import Spill
+from kveik.offload.transfer import StoreRecord
 
 BLOCK_TOKENS = 512
 
@@ -260,8 +260,8 @@ class Replay:
         if excess > 0:
             self._evictor.evict(0, excess, self._now)
         self._below.absorb(self._evictor.take_facts(), self._now)
-        for one in self._below.take_orders():
-            if isinstance(one, Spill):
+        for one in self._below.take_transfers():
+            if isinstance(one, StoreRecord):
                 self._below.stored(one.target, one.key, one.group)
                 self.writes += 1
 

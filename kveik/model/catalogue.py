@@ -245,7 +245,7 @@ def _megabytes(count: int) -> str:
 
 @contextmanager
 def _locked(home: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """The model's folder, made and locked; where somebody else holds it, say so once and wait.
+    """The model's folder, made and locked; where another process holds it, say so once and wait.
 
     The kernel lets go of the lock if its holder dies. After an error, folders that hold nothing are removed.
     """
@@ -290,6 +290,6 @@ def _remove_empty(home: Path) -> None:
     if {entry.name for entry in home.iterdir()} == {".lock"}:
         (home / ".lock").unlink()
         for folder in (home, home.parent):
-            # Somebody who waits for the lock may be making one of them anew.
+            # A process that waits for the lock may be making one of them anew.
             with suppress(OSError):
                 folder.rmdir()

@@ -49,14 +49,14 @@ class Decoder(Protocol):
         ...
 
     def forward(self, batch: StepBatch, storage: Sequence[Tensor]) -> Tensor:
-        """Write the step's keys and values, and return the wanted tokens' final hidden states, [wanted, hidden].
+        """Write the step's keys and values, and return the final hidden states of `logits_indices`, [outputs, hidden].
 
         storage: one per group of `spec.groups`, [blocks, layers in group, 2, kv_heads, block_size, head_dim].
         """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[wanted, hidden] -> float32 [wanted, vocab]; `sample.logprobs.as_rows` brings them to the host."""
+        """[outputs, hidden] -> float32 [outputs, vocab]; `sample.logprobs.as_rows` brings them to the host."""
         ...
 
 

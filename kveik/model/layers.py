@@ -126,11 +126,11 @@ class Layer:
     feed_forward: FeedForward
     feed_forward_post_norm: Norm | None
 
-    def __call__(self, stream: Tensor, cache: Tensor, step: StepTokens, wanted: Tensor | None) -> Tensor:
-        """The residual stream [tokens, hidden] after this layer; only the wanted rows of it where `wanted` is given."""
+    def __call__(self, stream: Tensor, cache: Tensor, step: StepTokens, logits_indices: Tensor | None) -> Tensor:
+        """The residual stream [tokens, hidden] after this layer; rows of `logits_indices` alone where they are given."""
         attended = self.attention(self.attention_norm(stream), cache, step)
-        if wanted is not None:
-            stream, attended = stream[wanted], attended[wanted]
+        if logits_indices is not None:
+            stream, attended = stream[logits_indices], attended[logits_indices]
         stream = _added(self.attention.output, attended, stream, self.attention_post_norm)
         return _added(self.feed_forward, self.feed_forward_norm(stream), stream, self.feed_forward_post_norm)
 

@@ -67,12 +67,12 @@ class NativeModel(Protocol):
         self,
         token_ids: Longs,
         positions: Longs,
-        wanted: Longs,
+        logits_indices: Longs,
         groups: list[tuple[object, ...]],
         hidden: Floats,
         threads: int,
     ) -> None:
-        """One step; hidden [wanted, hidden] is written. groups: as `Group` of the bindings names their parts."""
+        """One step; hidden [outputs, hidden] is written. groups: as `Group` of the bindings names their parts."""
         ...
 
     def logits(self, hidden: Floats, logits: Floats, threads: int) -> None: ...
@@ -95,13 +95,13 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, storage: Sequence[Tensor]) -> Tensor:
-        """float32 [wanted, hidden]; writes the step's keys and values."""
-        hidden = torch.empty(len(batch.wanted), self.spec.hidden)
+        """float32 [outputs, hidden]; writes the step's keys and values."""
+        hidden = torch.empty(len(batch.logits_indices), self.spec.hidden)
         groups = [self._group(group, tensor) for group, tensor in zip(batch.groups, storage, strict=True)]
         self._model.forward(
             batch.token_ids.numpy(),
             batch.positions.numpy(),
-            batch.wanted.numpy(),
+            batch.logits_indices.numpy(),
             groups,
             hidden.numpy(),
             torch.get_num_threads(),
@@ -129,9 +129,9 @@ class NativeDecoder:
             batch.block_size,
             (batch.kv_type or _plain(storage)).number,
             np.ascontiguousarray(batch.tables.numpy()),
-            batch.slots.numpy(),
-            batch.query_starts.numpy(),
-            batch.contexts.numpy(),
+            batch.slot_mapping.numpy(),
+            batch.query_start_loc.numpy(),
+            batch.seq_lens.numpy(),
             batch.decodes,
             batch.window or 0,
         )

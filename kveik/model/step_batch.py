@@ -22,5 +22,5 @@ class StepBatch:
     groups: tuple[AttentionBatch, ...]
     """One per layer group, in the order of `ModelSpec.groups`."""
 
-    wanted: Tensor
-    """int64 [wanted]: tokens whose final hidden state is asked for, ascending."""
+    logits_indices: Tensor
+    """int64 [outputs]: tokens whose final hidden state is asked for, ascending."""

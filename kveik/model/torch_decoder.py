@@ -52,7 +52,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, storage: Sequence[Tensor]) -> Tensor:
-        """Write the step's keys and values, and return the wanted tokens' final hidden states, [wanted, hidden].
+        """Write the step's keys and values, and return the final hidden states of `logits_indices`, [outputs, hidden].
 
         storage: one per group of `spec.groups`, [blocks, layers in group, 2, kv_heads, block_size, head_dim].
         """
@@ -60,14 +60,14 @@ class TorchDecoder:
         stream = self._embedded(batch.token_ids)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            # Behind the last attention only the wanted tokens matter.
-            wanted = batch.wanted if index == last else None
-            stream = layer(stream, storage[layer.group][:, layer.place], steps[layer.group], wanted)
+            # Behind the last attention only the tokens of `logits_indices` matter.
+            logits_indices = batch.logits_indices if index == last else None
+            stream = layer(stream, storage[layer.group][:, layer.place], steps[layer.group], logits_indices)
         return self.norm(stream)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[wanted, hidden] -> float32 [wanted, vocab]"""
+        """[outputs, hidden] -> float32 [outputs, vocab]"""
         logits = self.projection(hidden).float()
         cap = self.spec.final_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

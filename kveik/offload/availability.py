@@ -155,7 +155,7 @@ class TierAvailability:
         return self._state is not self._published or records_damaged > self._damaged_published
 
     def changed(self, now: float, *, last: bool = False) -> TierStateChanged | None:
-        """The change to be published now. `last`: nobody will ask again, so nothing can wait."""
+        """The change to be published now. `last`: there is no later call, so nothing can wait."""
         state, reason = self.current(now)
         if state is not self._state:
             self._state, self._changed_at = state, now

@@ -12,8 +12,7 @@ from kveik.cache.eviction.policy import Key
 from kveik.clock import Clock
 from kveik.device.device import PoolMemory
 from kveik.observe.events import Event, TierKept
-from kveik.offload.counts import Loaded, Probed
-from kveik.offload.counts import Stored as StoredRecord
+from kveik.offload.counts import Probed, RecordsLoaded, RecordStored
 from kveik.offload.mailbox import Mailbox
 from kveik.offload.mover import Mover
 from kveik.offload.stores.record import Miss, RecordKey, Refusal
@@ -27,9 +26,9 @@ from kveik.offload.transfer import (
     Delete,
     LoadRecords,
     Probe,
-    Spill,
     Stored,
-    StoreRoom,
+    StoreRecord,
+    StoreUsage,
     TierStats,
     Took,
     Transfer,
@@ -65,30 +64,30 @@ class TierCarrier:
         """By number, until their answers have come."""
 
         self._numbers: dict[int, dict[tuple[str, RecordKey], int]] = {}
-        """Load -> tier and record -> number of the fetch."""
+        """Load -> tier and record -> number of the record."""
 
         self._answers: Counter[int] = Counter()
         """Load -> answers that are still to come."""
 
         self._owed: list[list[RecordKey]] = [[] for _ in stores]
-        """Per tier, deletions for which there was no room in the queue."""
+        """Per tier, deletions that the full queue refused."""
 
         self._unclear: set[int] = set()
-        """Tiers that are to be emptied, for which there was no room in the queue either."""
+        """Tiers to clear whose order the full queue refused."""
 
         self._cleared: set[int] = set()
-        """Tiers whose room goes back to the system once nothing is being written there."""
+        """Tiers that release their space once nothing is being written there."""
 
         self._refused: list[Stored] = []
-        """Spills that were refused at once."""
+        """Stores that were refused at once."""
 
     @property
     def unsettled(self) -> bool:
         return self.mover.unsettled or self.mover.busy or bool(self._cleared)
 
-    def room(self, tier: int) -> StoreRoom:
+    def usage(self, tier: int) -> StoreUsage:
         store = self.stores[tier]
-        return StoreRoom(store.bytes_used, store.usable_bytes)
+        return StoreUsage(store.bytes_used, store.usable_bytes)
 
     def contents(self, tier: int) -> list[tuple[Key, int]]:
         return [(key.block, key.group) for key, _ in self.stores[tier].contents()]
@@ -119,8 +118,8 @@ class TierCarrier:
 
     def _carry_out(self, one: Transfer) -> None:
         match one:
-            case Spill():
-                self._spill(one)
+            case StoreRecord():
+                self._store(one)
             case Delete(key, group, tier):
                 self._delete(tier, [RecordKey(group, key)])
             case Clear(tier):
@@ -137,7 +136,7 @@ class TierCarrier:
                 asked = [RecordKey(group, key) for key in keys for group in range(len(self._memory.tensors))]
                 self.mover.probe(self._names[tier], asked, load, deadline)
 
-    def _spill(self, one: Spill) -> None:
+    def _store(self, one: StoreRecord) -> None:
         key, target = RecordKey(one.group, one.key), self._names[one.target]
         if one.source is None:
             assert one.block is not None
@@ -152,7 +151,7 @@ class TierCarrier:
             self._owed[tier] += keys
 
     def _pay_owed(self) -> None:
-        """What there was no room for in the queue, as far as there is now."""
+        """Repeat what the full queue refused."""
         for tier, keys in enumerate(self._owed):
             if tier in self._unclear and self.mover.clear(self._names[tier]):
                 self._unclear.remove(tier)
@@ -162,10 +161,10 @@ class TierCarrier:
     def _load(self, load: LoadRecords) -> None:
         by_tier: dict[int, list[tuple[RecordKey, memoryview]]] = {}
         numbers = self._numbers[load.load] = {}
-        for number, (fetch, block) in enumerate(zip(load.fetches, load.blocks, strict=True)):
-            key = RecordKey(fetch.group, fetch.key)
-            by_tier.setdefault(fetch.tier, []).append((key, self._memory.block(fetch.group, block)))
-            numbers[self._names[fetch.tier], key] = number
+        for number, (record, block) in enumerate(zip(load.records, load.blocks, strict=True)):
+            key = RecordKey(record.group, record.key)
+            by_tier.setdefault(record.tier, []).append((key, self._memory.block(record.group, block)))
+            numbers[self._names[record.tier], key] = number
         self._loads[load.load], self._answers[load.load] = load, len(by_tier)
         for tier, records in by_tier.items():
             self.mover.load(self._names[tier], records, load.load, load.deadline)
@@ -177,36 +176,36 @@ class TierCarrier:
         self._refused = []
         for one in self.mover.completions():
             match one:
-                case StoredRecord(name, key, refusal):
+                case RecordStored(name, key, refusal):
                     full = refusal is Refusal.FULL
                     ended.append(Stored(key.block, key.group, self._names.index(name), refusal is None, full))
-                case Loaded():
+                case RecordsLoaded():
                     ended += self._loaded(one)
                 case Probed():
                     there = [(key.block, key.group) for key, found in zip(one.keys, one.found, strict=True) if found]
-                    ended.append(Answered(one.job, self._names.index(one.tier), there))
+                    ended.append(Answered(one.load_id, self._names.index(one.tier), there))
         for tier, name in enumerate(self._names):
             ended += [Took(tier, one.bytes, one.seconds) for one in self.mover.samples(name) if not one.writing]
         self._publish_events()
         self._pay_owed()
         self.mover.check_tiers()
         for tier in list(self._cleared):
-            if tier not in self._unclear and not self._owed[tier] and self.mover.give_back(self._names[tier]):
+            if tier not in self._unclear and not self._owed[tier] and self.mover.release_space(self._names[tier]):
                 self._cleared.remove(tier)
         return ended
 
-    def _loaded(self, one: Loaded) -> list[Arrived]:
+    def _loaded(self, one: RecordsLoaded) -> list[Arrived]:
         arrived = [
-            self._arrived(one.job, self._numbers[one.job][one.tier, key], miss)
+            self._arrived(one.load_id, self._numbers[one.load_id][one.tier, key], miss)
             for key, miss in zip(one.keys, one.misses, strict=True)
         ]
-        self._answers[one.job] -= 1
-        if not self._answers[one.job]:
-            del self._answers[one.job], self._loads[one.job], self._numbers[one.job]
+        self._answers[one.load_id] -= 1
+        if not self._answers[one.load_id]:
+            del self._answers[one.load_id], self._loads[one.load_id], self._numbers[one.load_id]
         return arrived
 
     def _arrived(self, load: int, number: int, miss: Miss | None) -> Arrived:
-        return Arrived(load, number, self._loads[load].fetches[number], found=miss is None, lost=miss in LOST)
+        return Arrived(load, number, self._loads[load].records[number], found=miss is None, lost=miss in LOST)
 
     def cancel(self, load: int) -> list[Arrived]:
         came = self.mover.cancel(load)
@@ -224,16 +223,16 @@ class TierCarrier:
         self._pay_owed()
         written = [self.mover.snapshot(name).counts.records_stored for name in self._names]
         for one in transfers:
-            if isinstance(one, Spill):
+            if isinstance(one, StoreRecord):
                 in_time = in_time and (budget > 0 or self.mover.drain(deadline))
                 if not in_time:
                     break
-                budget = (budget or min(self.mover.room(name) for name in self._names)) - 1
+                budget = (budget or min(self.mover.free_buffers(name) for name in self._names)) - 1
             self._carry_out(one)
         in_time = self.mover.drain(deadline) and in_time
         self._publish_events(last=True)
         self.mover.stop()
-        wanted = Counter(one.target for one in transfers if isinstance(one, Spill))
+        wanted = Counter(one.target for one in transfers if isinstance(one, StoreRecord))
         for tier in lasting:
             self._tell_kept(self._names[tier], wanted[tier], written[tier], None if in_time else seconds)
         self.mover.close()

@@ -17,7 +17,7 @@ DAMAGED = frozenset({Miss.TORN, Miss.FOREIGN, Miss.DAMAGED})
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class RecordStored:
     """A block was stored below the pool, or was not."""
 
     tier: str
@@ -26,11 +26,11 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class RecordsLoaded:
     """A load has ended. Every record without a miss was verified and lies in the pool's memory."""
 
     tier: str
-    job: int
+    load_id: int
     keys: tuple[RecordKey, ...]
     misses: tuple[Miss | None, ...]
     """Per key."""
@@ -47,7 +47,7 @@ class Probed:
     """A probe has ended: true for each record that the tier has."""
 
     tier: str
-    job: int
+    load_id: int
     keys: tuple[RecordKey, ...]
     found: tuple[bool, ...]
 
@@ -59,7 +59,7 @@ class Checked:
     tier: str
 
 
-Completion = Stored | Loaded | Probed | Checked
+ThreadCompletion = RecordStored | RecordsLoaded | Probed | Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +136,5 @@ class Tally:
 
 
 def _sum(totals: Mapping[str, int], reasons: Collection[str]) -> Mapping[str, int]:
-    """New totals: who has a copy of the old ones keeps them as they were."""
+    """New totals; copies of the old ones stay as they were."""
     return {reason: count + sum(one == reason for one in reasons) for reason, count in totals.items()} if reasons else totals

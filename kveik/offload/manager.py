@@ -1,7 +1,7 @@
 """Offload manager: decides what is stored in which tier, what is loaded, and how long it is waited for. Knows no bytes.
 
 Facts of the KV cache come in, transfers go out to the carrier, and completions come back from it. A sequence waits for a load
-no longer than computing would take, and loads once for an admission (`loads.py`).
+no longer than computing would take, and loads once for an admission (`sequence_load.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.prefix_match import PrefixMatch
 from kveik.observe.events import Event, LoadDecided, LoadReason
 from kveik.offload.cost import ComputeCost, LoadCost, Split, best_split
-from kveik.offload.loads import Load, LoadWait, State
+from kveik.offload.sequence_load import LoadWait, SequenceLoad, State
 from kveik.offload.tier import Tier
 from kveik.offload.tier_chain import TierChain
 from kveik.offload.tier_match import Below
@@ -26,9 +26,9 @@ from kveik.offload.transfer import (
     Cancel,
     Carrier,
     Delete,
-    Fetch,
     LoadRecords,
     Probe,
+    RecordLoad,
     Stored,
     TierStats,
     Took,
@@ -66,14 +66,14 @@ class OffloadManager:
         self._compute = compute
         self._publish = publish
         self._count = 0
-        self._loads: dict[int, Load] = {}
+        self._loads: dict[int, SequenceLoad] = {}
         """By waiting sequence."""
 
-        self._active: dict[int, Load] = {}
+        self._active: dict[int, SequenceLoad] = {}
         """By number: those that are waited for, or hold blocks."""
 
         self._news = False
-        """Whether a record has arrived since `expire`: others that begin alike may need fewer blocks now."""
+        """True when a record has arrived since `expire`: others that begin alike may need fewer blocks now."""
 
         self._transfers: list[Transfer] = []
         self._starting: dict[int, LoadRecords] = {}
@@ -104,7 +104,7 @@ class OffloadManager:
         return load is not None and load.waited_for
 
     def find(self, sequence_id: int, match: PrefixMatch | None, limit: int) -> Below:
-        """What lies below of the sequence's first `limit` tokens behind its match in the pool."""
+        """Records below of the sequence's first `limit` tokens behind its match in the pool."""
         hit = (match.tokens, match.full) if match else (0, 0)
         return self.chain.found(self._kv_cache.chain_keys(sequence_id, limit), hit, self._kv_cache.in_pool)
 
@@ -125,7 +125,7 @@ class OffloadManager:
 
     def begin(self, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> LoadWait | None:
         load = self._loads.get(sequence.id)
-        if (other := self._joinable(sequence.id, load, match, limit)) is not None:
+        if (other := self._other(sequence.id, load, match, limit)) is not None:
             return LoadWait(other.number)
         if load is not None and load.state is not State.UNDECIDED:
             return None
@@ -135,23 +135,23 @@ class OffloadManager:
         waits = self._asks(load, sequence, match, limit, now) or self._loads_for(load, sequence, match, limit, now)
         return LoadWait(load.number) if waits else None
 
-    def _new(self, sequence_id: int) -> Load:
+    def _new(self, sequence_id: int) -> SequenceLoad:
         self._count += 1
-        load = self._loads[sequence_id] = Load(self._count, sequence_id)
+        load = self._loads[sequence_id] = SequenceLoad(self._count, sequence_id)
         return load
 
-    def _joinable(self, sequence_id: int, own: Load | None, match: PrefixMatch | None, limit: int) -> Load | None:
+    def _other(self, sequence_id: int, own: SequenceLoad | None, match: PrefixMatch | None, limit: int) -> SequenceLoad | None:
         """Another's load that brings what follows `match`; a sequence waits for one once."""
         if not self._active or (own is not None and own.joined):
             return None
         keys = set(self._kv_cache.chain_keys(sequence_id, limit)[match.full if match else 0 :])
         for load in self._active.values():
-            if load.state is State.LOADING and any(fetch.key in keys for fetch in load.fetches):
+            if load.state is State.LOADING and any(record.key in keys for record in load.records):
                 (own or self._new(sequence_id)).joined = True
                 return load
         return None
 
-    def _asks(self, load: Load, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> bool:
+    def _asks(self, load: SequenceLoad, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> bool:
         """Ask once, in tiers in which others write, for what is not known to be anywhere."""
         if load.asked or not self.chain.shared:
             return False
@@ -167,34 +167,34 @@ class OffloadManager:
         self._transfers += [Probe(load.number, tier, tuple(keys), load.deadline) for tier, keys in unknown]
         return True
 
-    def _loads_for(self, load: Load, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> bool:
+    def _loads_for(self, load: SequenceLoad, sequence: Choice, match: PrefixMatch | None, limit: int, now: float) -> bool:
         """Decide, once for an admission, and begin."""
         load.state = State.DECLINED
         below = self.find(sequence.id, match, limit)
         split = best_split(below.prospect, sequence.length, self._compute, self._kv_cache.max_chunk, self.costs, now)
-        fetches = below.fetches(split.cut)
+        records = below.records(split.cut)
         blocks: tuple[int, ...] | None = None
-        if fetches:
+        if records:
             first, last = below.starts[:, split.cut].tolist(), int(below.cuts[split.cut])
-            blocks = self._kv_cache.reserve_load(sequence.id, [(one.group, one.place) for one in fetches], first, last, now)
-        self._tell(sequence, below, split, fetches, blocks)
+            blocks = self._kv_cache.reserve_load(sequence.id, [(one.group, one.place) for one in records], first, last, now)
+        self._tell(sequence, below, split, records, blocks)
         if blocks is None:
             return False
-        self.chain.pin(fetches)
-        load.state, load.fetches, load.remaining = State.LOADING, fetches, set(range(len(fetches)))
+        self.chain.pin(records)
+        load.state, load.records, load.remaining = State.LOADING, records, set(range(len(records)))
         load.began, load.deadline = now, now + split.timeout
         self._active[load.number] = load
-        for fetch in fetches:
-            self._queued(fetch, 1)
-        self._starting[load.number] = LoadRecords(load.number, fetches, blocks, load.deadline)
+        for record in records:
+            self._queued(record, 1)
+        self._starting[load.number] = LoadRecords(load.number, records, blocks, load.deadline)
         return True
 
     def _tell(
-        self, sequence: Choice, below: Below, split: Split, fetches: Sequence[Fetch], blocks: Sequence[int] | None
+        self, sequence: Choice, below: Below, split: Split, records: Sequence[RecordLoad], blocks: Sequence[int] | None
     ) -> None:
         reason: LoadReason = "nothing stored"
         if below:
-            reason = "compute" if not fetches else "no blocks" if blocks is None else "load"
+            reason = "compute" if not records else "no blocks" if blocks is None else "load"
         tokens = below.prospect.tokens
         self._publish(
             LoadDecided(
@@ -237,41 +237,41 @@ class OffloadManager:
 
     # The lifecycle.
 
-    def _asked(self, load: Load) -> None:
+    def _asked(self, load: SequenceLoad) -> None:
         """Its answers have come, or have taken too long."""
         load.state = State.UNDECIDED
         del self._active[load.number]
 
-    def _end(self, load: Load) -> None:
+    def _end(self, load: SequenceLoad) -> None:
         """Nothing waits for it any more; its blocks are held until the plan is made."""
         load.state = State.OVER
         if load.remaining and self._starting.pop(load.number, None) is None:
             self._transfers.append(Cancel(load.number))
 
-    def _close(self, load: Load) -> None:
-        """Give its blocks back."""
+    def _close(self, load: SequenceLoad) -> None:
+        """Free its blocks."""
         if load.state is State.LOADING:
             self._end(load)
         if load.state is State.OVER:
             for number in load.remaining:
-                self._queued(load.fetches[number], -1)
-                self.chain.loaded(load.fetches[number], found=True)
+                self._queued(load.records[number], -1)
+                self.chain.loaded(load.records[number], found=True)
             self._kv_cache.end_load(load.sequence_id)
         load.state = State.DECLINED
         del self._active[load.number]
 
-    def _note_late(self, load: Load, now: float) -> None:
+    def _note_late(self, load: SequenceLoad, now: float) -> None:
         """A tier that was too slow is known to be slow."""
         for tier, cost in enumerate(self.costs):
-            size = sum(self._size(one) for at in load.remaining if (one := load.fetches[at]).tier == tier)
+            size = sum(self._size(one) for at in load.remaining if (one := load.records[at]).tier == tier)
             if size:
                 cost.late(size, now - load.began, now)
 
-    def _queued(self, fetch: Fetch, sign: int) -> None:
-        self.costs[fetch.tier].queued(sign * self._size(fetch))
+    def _queued(self, record: RecordLoad, sign: int) -> None:
+        self.costs[record.tier].queued(sign * self._size(record))
 
-    def _size(self, fetch: Fetch) -> int:
-        return self.chain.tiers[fetch.tier].spec.record_bytes[fetch.group]
+    def _size(self, record: RecordLoad) -> int:
+        return self.chain.tiers[record.tier].spec.record_bytes[record.group]
 
     # Facts, transfers and completions.
 
@@ -286,7 +286,7 @@ class OffloadManager:
                     self._answered(one, now)
                 case Took(tier, size, seconds):
                     self.costs[tier].observe(size, seconds, now)
-        self._look_at_rooms(now)
+        self._resize_tiers(now)
         for load in [one for one in self._active.values() if one.state is State.LOADING and one.deadline <= now]:
             # What has come is of use, though not all of it has.
             for arrived in self.carrier.cancel(load.number):
@@ -295,7 +295,7 @@ class OffloadManager:
     def carry_out(self, now: float) -> None:
         self.chain.absorb(self._kv_cache.take_facts(), now)
         transfers, self._transfers = self._transfers, []
-        self.carrier.carry_out([*transfers, *self.chain.take_orders()])
+        self.carrier.carry_out([*transfers, *self.chain.take_transfers()])
 
     def start_loads(self) -> None:
         starting, self._starting = self._starting, {}
@@ -313,25 +313,25 @@ class OffloadManager:
             self._transfers.append(Delete(one.key, one.group, one.tier))
 
     def _arrived(self, one: Arrived) -> None:
-        load, fetch = self._active.get(one.load), one.fetch
+        load, record = self._active.get(one.load), one.record
         if one.lost:
             # It is computed again, and stored again when it goes.
-            self._transfers.append(Delete(fetch.key, fetch.group, fetch.tier))
+            self._transfers.append(Delete(record.key, record.group, record.tier))
         if load is None or load.state is not State.LOADING or one.number not in load.remaining:
             if one.lost:
-                self.chain.gone(fetch.tier, fetch.key, fetch.group)
+                self.chain.gone(record.tier, record.key, record.group)
             return
         if one.found or one.lost:
             load.remaining.remove(one.number)
-            self._queued(fetch, -1)
-            self.chain.loaded(fetch, found=one.found)
+            self._queued(record, -1)
+            self.chain.loaded(record, found=one.found)
         if one.found:
             self._news = True
             self._kv_cache.finish_load(load.sequence_id, one.number)
-            if fetch.group == self.chain.lead:
-                load.landed[fetch.place] = fetch.tier
+            if record.group == self.chain.lead:
+                load.landed[record.place] = record.tier
         else:
-            load.miss(fetch.place)
+            load.miss(record.place)
         if not load.useful:
             self._end(load)
 
@@ -342,11 +342,11 @@ class OffloadManager:
             if not load.answers:
                 self._asked(load)
 
-    def _look_at_rooms(self, now: float) -> None:
+    def _resize_tiers(self, now: float) -> None:
         """A tier of ours is as large as its store; a shared one that is full is offered nothing."""
         closed = set[int]()
         for number, tier in enumerate(self.chain.tiers):
-            room = self.carrier.room(number)
+            room = self.carrier.usage(number)
             if tier.spec.ours:
                 tier.resize(room.total)
             elif room.used + max(tier.spec.record_bytes) > room.total or now < self._compared[number] + COMPARE_SECONDS:
@@ -354,7 +354,7 @@ class OffloadManager:
         self.chain.closed = frozenset(closed)
 
     def _compare(self, number: int, now: float) -> None:
-        """A store is full where there should be room: after trouble it may have what was given up for lost."""
+        """A store is full where the index has space left: after an outage it may hold records that were taken for lost."""
         due, tier = now >= self._compared[number] + COMPARE_SECONDS, self.chain.tiers[number]
         if due:
             self._compared[number] = now
@@ -374,7 +374,7 @@ class OffloadManager:
         self.carry_out(now)
         self.chain.retire(self._kv_cache.cached_contents(), now)
         lasting = [number for number, tier in enumerate(self.chain.tiers) if tier.spec.lasts]
-        self.carrier.finish(self.chain.take_orders(), lasting, seconds)
+        self.carrier.finish(self.chain.take_transfers(), lasting, seconds)
 
     def learn(self, now: float) -> None:
         self.chain.learn(now)

@@ -4,10 +4,10 @@
     store ──copies──▶ staging ──▶ writer: encode, store ─────────┐
     delete, move ───────────────▶ writer: delete, hand on        ├──▶ completions, which the step thread takes
     load, probe ────────────────▶ reader: read, verify, copy ────┘
-    cancel: nothing more is written to the pool for that job
+    cancel: nothing more is written to the pool for that load
 
 Everything that waits is bounded: stores by their staging, loads and deletions by number. Work beyond that is refused at once
-and counted. A tier that is slow or broken costs its own threads' time and nobody else's.
+and counted. A tier that is slow or broken costs its own threads' time alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kveik.clock import Clock
 from kveik.observe.events import Event, TierState
 from kveik.observe.tiers import TierSnapshot
 from kveik.offload.availability import BreakerLimits, TierAvailability
-from kveik.offload.counts import Checked, Completion, Loaded, Sample, Tally
-from kveik.offload.load_job import Load
+from kveik.offload.block_load import BlockLoad
+from kveik.offload.counts import Checked, RecordsLoaded, Sample, Tally, ThreadCompletion
 from kveik.offload.reader import Probe, Reader
 from kveik.offload.stores.encode import Codec
 from kveik.offload.stores.record import RecordKey, Refusal
@@ -57,7 +57,7 @@ class MovedTier:
 
 
 class _Tier:
-    def __init__(self, tier: MovedTier, clock: Clock, tell: Callable[[Completion], None]) -> None:
+    def __init__(self, tier: MovedTier, clock: Clock, tell: Callable[[ThreadCompletion], None]) -> None:
         store, codecs = tier.store, tier.codecs
         for form, codec in zip(store.formats, codecs, strict=True):
             assert (form.encoding, form.payload_bytes) == (codec.encoding, codec.payload_bytes), "format and codec disagree"
@@ -112,7 +112,7 @@ class _Tier:
 
 
 class Mover:
-    """All tiers below the pool, in order. Called by the step thread alone.
+    """Tiers below the pool, in order. Called by the step thread alone.
 
     `wake` is called when there are completions: by the tiers' threads, and by the caller's where work is refused at once.
     """
@@ -120,9 +120,9 @@ class Mover:
     def __init__(self, tiers: Sequence[MovedTier], clock: Clock, wake: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
         self._wake = wake
-        self._completions: SimpleQueue[Completion] = SimpleQueue()
+        self._completions: SimpleQueue[ThreadCompletion] = SimpleQueue()
         self._tiers = {tier.store.name: _Tier(tier, clock, self._tell) for tier in tiers}
-        self._loads: dict[int, list[Load]] = {}
+        self._loads: dict[int, list[BlockLoad]] = {}
         self._stopped = False
 
     @property
@@ -130,7 +130,7 @@ class Mover:
         return [thread for tier in self._tiers.values() for thread in (tier.reader, tier.writer)]
 
     def start(self) -> None:
-        """Start the threads. Remote stores are checked; nobody waits for the answer."""
+        """Start the threads. Remote stores are checked in the background."""
         for tier in self._tiers.values():
             tier.check(self._clock.now())
         for thread in self._threads:
@@ -164,7 +164,7 @@ class Mover:
         return [event for tier in self._tiers.values() for event in tier.events(now, last=last)]
 
     def store(self, tier: str, key: RecordKey, block: memoryview) -> Refusal | None:
-        """Copy a block of the pool, to be stored. None: a `Stored` follows. Otherwise nothing follows."""
+        """Copy a block of the pool, to be stored. None: a `RecordStored` follows. Otherwise nothing follows."""
         return self._tiers[tier].writer.write(key, block)
 
     def delete(self, tier: str, keys: Sequence[RecordKey]) -> bool:
@@ -175,42 +175,42 @@ class Mover:
         """Delete everything there, after all work before. False: as above."""
         return self._tiers[tier].writer.clear()
 
-    def give_back(self, tier: str) -> bool:
+    def release_space(self, tier: str) -> bool:
         """Return the space of deleted records to the system. False: a write is waiting; ask again."""
-        return self._tiers[tier].writer.give_back()
+        return self._tiers[tier].writer.release_space()
 
     def move(self, tier: str, keys: Sequence[RecordKey], to: str) -> bool:
-        """Delete records, and store them in another tier: a `Stored` of that tier follows for each key. False: as above."""
+        """Store records in another tier and delete them here. A `RecordStored` follows for each key. False: as above."""
         return self._tiers[tier].writer.delete(keys, self._tiers[to].writer)
 
-    def load(self, tier: str, records: Sequence[tuple[RecordKey, memoryview]], job: int, deadline: float) -> None:
-        """Read records into blocks of the pool, which nobody else may use until a `Loaded` follows or `cancel` has returned.
+    def load(self, tier: str, records: Sequence[tuple[RecordKey, memoryview]], load_id: int, deadline: float) -> None:
+        """Read records into blocks of the pool, which nothing else may use until a `RecordsLoaded` follows or `cancel` returns.
 
-        A job may load from several tiers; each load gets its own answer.
+        One load may read from several tiers; each tier answers for itself.
         """
-        load = Load(job, records, deadline)
-        self._loads.setdefault(job, []).append(load)
+        load = BlockLoad(load_id, records, deadline)
+        self._loads.setdefault(load_id, []).append(load)
         self._tiers[tier].reader.put(load)
 
-    def probe(self, tier: str, keys: Sequence[RecordKey], job: int, deadline: float) -> None:
+    def probe(self, tier: str, keys: Sequence[RecordKey], load_id: int, deadline: float) -> None:
         """Ask which records are there; a `Probed` follows."""
-        self._tiers[tier].reader.put(Probe(job, tuple(keys), deadline))
+        self._tiers[tier].reader.put(Probe(load_id, tuple(keys), deadline))
 
-    def cancel(self, job: int) -> set[RecordKey]:
-        """From now on nothing is written for this job. Returns the records that had come; each load's answer still follows."""
-        return {key for load in self._loads.get(job, []) for key in load.call_off()}
+    def cancel(self, load_id: int) -> set[RecordKey]:
+        """Write nothing more for this load. Returns the records that had come; the answers of tiers still follow."""
+        return {key for load in self._loads.get(load_id, []) for key in load.call_off()}
 
-    def completions(self) -> list[Completion]:
-        """Everything that has ended since the last call, in order."""
-        found: list[Completion] = []
+    def completions(self) -> list[ThreadCompletion]:
+        """Returns what has ended since the last call, in order."""
+        found: list[ThreadCompletion] = []
         while True:
             try:
                 found.append(self._completions.get_nowait())
             except Empty:
                 break
         for one in found:
-            if isinstance(one, Loaded):
-                self._forget(one.job)
+            if isinstance(one, RecordsLoaded):
+                self._remove(one.load_id)
         return [one for one in found if not isinstance(one, Checked)]
 
     @property
@@ -218,9 +218,9 @@ class Mover:
         """Place of each tier, for the log."""
         return {name: tier.place for name, tier in self._tiers.items()}
 
-    def room(self, tier: str) -> int:
+    def free_buffers(self, tier: str) -> int:
         """Blocks that can be stored now without one being dropped."""
-        return self._tiers[tier].staging.free
+        return self._tiers[tier].staging.free_count
 
     def samples(self, tier: str) -> list[Sample]:
         """Times of batches since the last call."""
@@ -248,8 +248,8 @@ class Mover:
         if self._stopped:
             return
         self._stopped = True
-        for job in list(self._loads):
-            self.cancel(job)
+        for load_id in list(self._loads):
+            self.cancel(load_id)
         for thread in self._threads:
             thread.close()
         for thread in self._threads:
@@ -265,15 +265,15 @@ class Mover:
             else:
                 log.warning("tier does not answer: tier=%s; its store is left open.", name)
 
-    def _forget(self, job: int) -> None:
-        """Forget the loads of this job whose answers have come."""
-        loads = [load for load in self._loads.get(job, []) if not load.told]
+    def _remove(self, load_id: int) -> None:
+        """Remove the parts of this load whose answers have come."""
+        loads = [load for load in self._loads.get(load_id, []) if not load.told]
         if loads:
-            self._loads[job] = loads
+            self._loads[load_id] = loads
         else:
-            self._loads.pop(job, None)
+            self._loads.pop(load_id, None)
 
-    def _tell(self, one: Completion) -> None:
+    def _tell(self, one: ThreadCompletion) -> None:
         self._completions.put(one)
         try:
             self._wake()

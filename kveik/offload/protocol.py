@@ -7,8 +7,8 @@ from typing import Protocol
 
 from kveik.cache.eviction.policy import EvictionPolicy, Learnt
 from kveik.cache.prefix_match import PrefixMatch
-from kveik.offload.loads import LoadWait
 from kveik.offload.mailbox import Mailbox
+from kveik.offload.sequence_load import LoadWait
 from kveik.offload.transfer import TierStats
 from kveik.request.sequence import Sequence
 
@@ -24,7 +24,7 @@ class Offload(Protocol):
 
     @property
     def policies(self) -> list[EvictionPolicy]:
-        """Of the tiers, from the nearest to the pool down."""
+        """Policies of the tiers, from the nearest to the pool down."""
         ...
 
     @property
@@ -34,20 +34,20 @@ class Offload(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When the next of them is not waited for any more, on the engine's clock."""
+        """End of the next wait, on the engine's clock."""
         ...
 
     @property
     def unsettled(self) -> bool:
-        """Whether to attend soon although nothing runs."""
+        """True where `attend` is due soon although nothing runs."""
         ...
 
     def has(self, claim: Hashable) -> bool:
-        """Whether a claim is a load that is still waited for."""
+        """True where a claim is a load that is still waited for."""
         ...
 
     def expire(self, now: float) -> bool:
-        """Stop waiting for what has taken longer than computing. Whether records have arrived since this was last called."""
+        """Stop waiting for what took longer than computing. Returns True where records have arrived since the last call."""
         ...
 
     def begin(self, sequence: Sequence, match: PrefixMatch | None, limit: int, now: float) -> LoadWait | None:
@@ -58,11 +58,11 @@ class Offload(Protocol):
         ...
 
     def release_for_blocks(self) -> bool:
-        """Give the blocks of the latest load back, ended or not; False: no load has any."""
+        """Free the blocks of the latest load, ended or not. False: no load has any."""
         ...
 
     def plan_made(self) -> bool:
-        """Give the blocks of loads that are over back; whether there were any."""
+        """Free the blocks of loads that are over. False: there were none."""
         ...
 
     def admitted(self, sequence_id: int, match: PrefixMatch | None) -> dict[str, int]:
@@ -102,7 +102,7 @@ class Offload(Protocol):
         ...
 
     def learnt(self) -> Learnt:
-        """What is known of the tiers' speed."""
+        """Learnt speeds of the tiers."""
         ...
 
     def restore(self, learnt: Learnt) -> None:
@@ -110,11 +110,11 @@ class Offload(Protocol):
         ...
 
     def stats(self) -> list[TierStats]:
-        """Of every tier, from the nearest to the pool down. From any thread."""
+        """Returns the state of every tier, from the nearest to the pool down. From any thread."""
         ...
 
     def check(self, waiting: Set[int]) -> None:
-        """Its laws, given the ids of all waiting sequences. Raises AssertionError."""
+        """Check its laws, given the ids of all waiting sequences. Raises AssertionError."""
         ...
 
 

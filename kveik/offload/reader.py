@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kveik.clock import Clock
 from kveik.offload.availability import Breaker
-from kveik.offload.counts import Loaded, Probed
-from kveik.offload.load_job import Load
+from kveik.offload.block_load import BlockLoad
+from kveik.offload.counts import Probed, RecordsLoaded
 from kveik.offload.stores.encode import Codec
 from kveik.offload.stores.record import Encoding, Miss, RecordFormat, RecordKey
 from kveik.offload.tier_thread import TierParts, TierThread
@@ -24,7 +24,7 @@ WAITING_MAX = 16_384
 class Probe:
     """Ask a tier for the records that it has among these."""
 
-    job: int
+    load_id: int
     keys: tuple[RecordKey, ...]
     deadline: float
 
@@ -32,19 +32,19 @@ class Probe:
         return len(self.keys)
 
 
-class Reader(TierThread[Load | Probe]):
+class Reader(TierThread[BlockLoad | Probe]):
     """Reads from one tier."""
 
     def __init__(self, parts: TierParts, breaker: Breaker) -> None:
         super().__init__(parts, breaker, WAITING_MAX, writing=False)
         self._at_once = max(min(BATCH_RECORDS, BATCH_BYTES // max(one.record_bytes for one in self._formats)), 1)
 
-    def put(self, one: Load | Probe) -> None:
+    def put(self, one: BlockLoad | Probe) -> None:
         """Do this in its turn. What cannot be done now is answered at once."""
         if not self._admits() or not self.work.put(one, len(one)):
             self._refuse(one)
 
-    def _do(self, one: Load | Probe) -> None:
+    def _do(self, one: BlockLoad | Probe) -> None:
         if not self._admits():
             self._refuse(one)
         elif isinstance(one, Probe):
@@ -52,14 +52,14 @@ class Reader(TierThread[Load | Probe]):
         else:
             self._load(one)
 
-    def _refuse(self, one: Load | Probe) -> None:
+    def _refuse(self, one: BlockLoad | Probe) -> None:
         if isinstance(one, Probe):
-            self._tell(Probed(self.store.name, one.job, one.keys, (False,) * len(one)))
+            self._tell(Probed(self.store.name, one.load_id, one.keys, (False,) * len(one)))
         else:
             one.miss_rest(Miss.REFUSED)
             self._end(one, 0, 0.0)
 
-    def _load(self, load: Load) -> None:
+    def _load(self, load: BlockLoad) -> None:
         size, seconds = 0, 0.0
         for start in range(0, len(load), self._at_once):
             if load.called_off or not self._admits():
@@ -69,13 +69,13 @@ class Reader(TierThread[Load | Probe]):
         load.miss_rest(Miss.LATE if load.called_off else Miss.REFUSED)
         self._end(load, size, seconds)
 
-    def _end(self, load: Load, size: int, seconds: float) -> None:
+    def _end(self, load: BlockLoad, size: int, seconds: float) -> None:
         misses = [miss for miss in load.misses if miss is not None]
         self._tally.loaded(len(load) - len(misses), size, seconds, misses)
         load.told = True
-        self._tell(Loaded(self.store.name, load.job, load.keys, load.misses, size, seconds))
+        self._tell(RecordsLoaded(self.store.name, load.load_id, load.keys, load.misses, size, seconds))
 
-    def _batch(self, load: Load, numbers: range) -> tuple[int, float]:
+    def _batch(self, load: BlockLoad, numbers: range) -> tuple[int, float]:
         """Bytes of the records that were loaded, and seconds."""
         part = _Part(load, numbers.start, self._formats, self._codecs, self._clock)
         keys = load.keys[numbers.start : numbers.stop]
@@ -94,13 +94,15 @@ class Reader(TierThread[Load | Probe]):
         with self._attempt() as attempt:
             found = self.store.probe_many(probe.keys, probe.deadline)
             attempt.failed = None in found
-        self._tell(Probed(self.store.name, probe.job, probe.keys, tuple(one is True for one in found)))
+        self._tell(Probed(self.store.name, probe.load_id, probe.keys, tuple(one is True for one in found)))
 
 
 class _Part:
     """The records of one batch on their way to their blocks; a `Direct` for those that are stored as the pool has them."""
 
-    def __init__(self, load: Load, first: int, formats: Sequence[RecordFormat], codecs: Sequence[Codec], clock: Clock) -> None:
+    def __init__(
+        self, load: BlockLoad, first: int, formats: Sequence[RecordFormat], codecs: Sequence[Codec], clock: Clock
+    ) -> None:
         self.bytes = 0
         """Bytes of the records that have come."""
         self._load = load

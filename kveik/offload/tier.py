@@ -5,7 +5,7 @@ are written as a set of bits: bit g for group g. What is known of a key's record
 
              offer, taken            stored
     absent ───────────────> storing ─────────> stored ──> absent     as a victim, or gone, or lost with the tier
-              failed: back to absent               not a victim while it is pinned: somebody is loading it
+              failed: back to absent               not a victim while it is pinned by a load
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TierSpec:
 
     lasts: bool = False  # outlives the process
     ours: bool = True
-    """Whether nobody else writes and deletes there; otherwise it has a bound of its own, and ours is on what we know of it."""
+    """True where no other engine writes there. A shared store has a bound of its own; ours limits the index of it."""
 
     def bytes_of(self, groups: int) -> int:
         """Bytes of one key's records in these groups (bits)."""
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """What is known of one key's records."""
+    """State of one key's records."""
 
     owner: Owner = b""
     stored: int = 0
@@ -83,7 +83,7 @@ class Tier:
         self.policy = policy
         self._tenants = policy if isinstance(policy, TenantPolicy) else None
         self.bytes_used = 0
-        self.room_bytes = spec.capacity_bytes
+        self.usable_bytes = spec.capacity_bytes
         """Less than the capacity while the store has less; what is beyond goes when something is offered."""
         self._sizes = [spec.bytes_of(groups) for groups in range(1 << len(spec.record_bytes))]  # by bits of groups
         self._held: dict[Key, Held] = {}
@@ -109,17 +109,17 @@ class Tier:
 
     # What happens above.
 
-    def resize(self, room_bytes: int) -> None:
-        """The store has so much room now, and tenants' shares are shares of that."""
-        self.room_bytes = room_bytes
+    def resize(self, usable_bytes: int) -> None:
+        """Set the bytes that the store can use now; tenants' shares follow."""
+        self.usable_bytes = usable_bytes
         if self._tenants is not None:
-            self._tenants.share = room_bytes / max(self.spec.capacity_bytes, 1)
+            self._tenants.share = usable_bytes / max(self.spec.capacity_bytes, 1)
 
     def used(self, visit: Visit) -> None:
         """A request is done with a chain, wherever its blocks are."""
         if self._tenants is not None:
             for place, key in enumerate(visit.keys):
-                # What was found at the start belongs to whoever uses it.
+                # Records found at the start belong to the first tenant that uses them.
                 if (held := self._held.get(key)) is not None and held.owner == b"":
                     held.owner = None if place < visit.public else visit.tenant
         # Only hints need to know what of the chain is here.
@@ -133,7 +133,7 @@ class Tier:
                 self._touched.popitem(last=False)
 
     def holds(self, key: Key) -> bool:
-        """Whether the policy has been told of it."""
+        """True where the policy knows the key."""
         held = self._held.get(key)
         return held is not None and not held.doomed
 
@@ -149,12 +149,12 @@ class Tier:
             self.pin(key)
         tenants, writes, victims = self._tenants, list[Gone](), list[Gone]()
         if tenants is None:
-            victims = self._make_room(wanted, now)
+            victims = self._evict_for(wanted, now)
         else:
             wanted = [one._replace(keys=(key,)) for one in wanted for key in one.keys]
         for one in wanted:
             if tenants is not None:
-                victims += self._make_room_of(tenants, one, now)
+                victims += self._evict_for_owner(tenants, one, now)
             taken, left = one.split(self._fitting(one))
             if taken is not None:
                 self._add(taken, now)
@@ -178,29 +178,29 @@ class Tier:
 
     def _worth_writing(self, offered: Sequence[Gone], now: float) -> tuple[list[Gone], list[Gone]]:
         """What of it should be written, as far as it is missing; and what not. What is there already is neither."""
-        wanted, refused, capacity = list[Gone](), list[Gone](), self.room_bytes
-        # Where there is room everything is written, unless only what was used twice is.
-        room = 0 if self.spec.writes == "second-touch" else capacity - self.bytes_used
+        wanted, refused, capacity = list[Gone](), list[Gone](), self.usable_bytes
+        # Where there is space everything is written, unless only what was used twice is.
+        left_bytes = 0 if self.spec.writes == "second-touch" else capacity - self.bytes_used
         for one in [missing for gone in offered for missing in self._missing(gone, refused)]:
             size = self._sizes[one.groups]
             if size > capacity:
                 refused.append(one)
                 continue
-            passing = self._passing(one, room, now)
+            passing = self._passing(one, left_bytes, now)
             if passing is None or all(passing):
                 wanted.append(one)
-                room -= size * len(one.keys)
+                left_bytes -= size * len(one.keys)
                 continue
             yes, no = list[Key](), list[Key]()
             for key, passes in zip(one.keys, passing, strict=True):
-                (yes if passes or size * (len(yes) + 1) <= room else no).append(key)
-            room -= size * len(yes)
+                (yes if passes or size * (len(yes) + 1) <= left_bytes else no).append(key)
+            left_bytes -= size * len(yes)
             for keys, where in ((yes, wanted), (no, refused)):
                 where += [one._replace(keys=keys)] if keys else []
         return wanted, refused
 
     def _missing(self, gone: Gone, refused: list[Gone]) -> list[Gone]:
-        """What of it is not here. What is about to be removed cannot be written meanwhile."""
+        """The missing part. What is about to be removed cannot be written meanwhile."""
         if not self._known(gone.keys):
             return [gone] if gone.groups else []
         kinds = []
@@ -214,28 +214,28 @@ class Tier:
             kinds.append((missing, gone.owner))
         return in_runs(gone.keys, kinds, wanted=gone.wanted)
 
-    def _passing(self, one: Gone, room: int, now: float) -> list[bool] | None:
-        """Per key, whether its records may displace something; None: all may, or there is room."""
+    def _passing(self, one: Gone, left_bytes: int, now: float) -> list[bool] | None:
+        """Per key, True where its records may displace others; None: all may, or all fit."""
         if one.wanted:
             return None
         if self.spec.writes == "second-touch":
             return [self._touched.get(key, False) for key in one.keys]
-        if self.spec.factor is None or len(one.keys) * self._sizes[one.groups] <= room:
+        if self.spec.factor is None or len(one.keys) * self._sizes[one.groups] <= left_bytes:
             return None
         least = self.spec.factor * self._mean_worth
         return [worth >= least for worth in self.policy.worths(one.keys, now)]
 
     def _fitting(self, one: Gone) -> int:
-        """For how many of its keys there is room; where owners may have a maximum, for one at most."""
+        """Number of its keys that fit; where owners may have a maximum, for one at most."""
         size = self._sizes[one.groups]
         if self._tenants is not None and self._tenants.beyond(one.owner, size):
             return 0
-        return max(0, self.room_bytes - self.bytes_used) // size
+        return max(0, self.usable_bytes - self.bytes_used) // size
 
-    def _make_room(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
+    def _evict_for(self, wanted: Sequence[Gone], now: float) -> list[Gone]:
         """Victims for all of these; fewer where no more may go."""
         sizes, gone = self._sizes, list[Gone]()
-        bound = self.room_bytes - sum([sizes[one.groups] * len(one.keys) for one in wanted])
+        bound = self.usable_bytes - sum([sizes[one.groups] * len(one.keys) for one in wanted])
         # No more than it takes, though each be as large as any.
         while self.bytes_used > bound and (
             keys := self.policy.victims(max(1, (self.bytes_used - bound) // sizes[-1]), self._may_go, now)
@@ -243,7 +243,7 @@ class Tier:
             gone += self._give_up(keys, now)
         return gone
 
-    def _make_room_of(self, tenants: TenantPolicy, one: Gone, now: float) -> list[Gone]:
+    def _evict_for_owner(self, tenants: TenantPolicy, one: Gone, now: float) -> list[Gone]:
         """The same for one of them, where its owner may have a maximum."""
         size, gone = self._sizes[one.groups], list[Gone]()
         while not self._fitting(one):
@@ -333,12 +333,12 @@ class Tier:
             self._tidy(key, held)
 
     def found(self, key: Key, group: int, now: float) -> bool:
-        """A record is there: it was so at the start, or somebody else wrote it. False: there is no room to know of it."""
+        """A record is there: it was so at the start, or another engine wrote it. False: the bound is reached."""
         bit, size = 1 << group, self.spec.record_bytes[group]
         held = self._held.get(key)
         if held is not None and (held.doomed or (held.stored | held.storing) & bit):
             return not held.doomed
-        if self.bytes_used + size > self.room_bytes:
+        if self.bytes_used + size > self.usable_bytes:
             return False
         if held is None:
             held = self._held[key] = Held()
@@ -371,12 +371,12 @@ class Tier:
             self.policy.discarded(key)
 
     def clear(self) -> None:
-        """Everything is removed; what is being stored, as soon as it is."""
+        """Remove everything; a record that is being stored goes once it is stored."""
         for key in list(self._held):
-            self.forget(key)
+            self.remove(key)
 
-    def forget(self, key: Key) -> int:
-        """It is not found any more; groups whose records are there to be removed."""
+    def remove(self, key: Key) -> int:
+        """Remove a key. Returns the groups whose stored records are to be deleted."""
         held = self._held.get(key)
         if held is None or held.doomed:
             return 0

@@ -3,7 +3,7 @@
     pool ──evicted──> ram ──victims──> disk ──victims──> remote      each with its own bound and policy
       └──inserted────────────────────────┴─────────────────┘         those that write through
 
-Decisions are orders. Their outcome comes back as `stored`, `failed`, `gone`; whatever goes wrong below ends here as a record
+Decisions are transfers. Their outcome comes back as `stored`, `failed`, `gone`; whatever goes wrong below ends here as a record
 that is not there, never as an error of a request.
 """
 
@@ -18,11 +18,11 @@ from kveik.cache.facts import Evicted, Fact, Gone, Inserted, Invalidated, Used
 from kveik.cache.layout import LayerGroup
 from kveik.offload.tier import Tier
 from kveik.offload.tier_match import Below, InPool, find_below
-from kveik.offload.transfer import Clear, Delete, Fetch, Order, Spill
+from kveik.offload.transfer import Clear, Delete, RecordLoad, StoreRecord, TierTransfer
 
 
 class TierChain:
-    """Which tier has which record."""
+    """Records of every tier."""
 
     def __init__(self, groups: Sequence[LayerGroup], block_size: int, tiers: Sequence[Tier]) -> None:
         """`tiers`: from the nearest to the pool down."""
@@ -35,7 +35,7 @@ class TierChain:
 
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._orders: list[Order] = []
+        self._transfers: list[TierTransfer] = []
 
     # Questions.
 
@@ -45,7 +45,7 @@ class TierChain:
 
     @property
     def shared(self) -> bool:
-        """Whether there is a tier in which others write too."""
+        """True where other engines write to a tier too."""
         return any(not tier.spec.ours for tier in self.tiers)
 
     def unknown(self, keys: Iterable[Key]) -> list[tuple[int, list[Key]]]:
@@ -53,7 +53,7 @@ class TierChain:
         missing = [key for key in keys if not any(tier.stored(key) for tier in self.tiers)]
         return [(number, missing) for number, tier in enumerate(self.tiers) if missing and not tier.spec.ours]
 
-    # Events above. Each may give orders.
+    # Events above. Each may add transfers.
 
     def absorb(self, facts: Iterable[Fact], now: float) -> None:
         """Facts of the pool, in their order; the blocks that they name have not been written since."""
@@ -72,10 +72,10 @@ class TierChain:
                         self._delete(number, tier.surplus(visit.tenant, visit.went))
                 case Invalidated(keys):
                     for key in keys:
-                        self._forget(key)
+                        self._remove(key)
 
     def _offer(self, first: int, source: Evicted | int, gone: Sequence[Gone], now: float) -> None:
-        """To one tier after the other, until one has it. `source`: the pool's fact, or the number of a tier."""
+        """Offer to one tier after the other, until one takes it. `source`: the pool's fact, or the number of a tier."""
         for number in range(first, len(self.tiers)):
             if gone:
                 gone = self._offer_to(number, source, gone, now)
@@ -85,31 +85,31 @@ class TierChain:
         if number in self.closed:
             return list(gone)
         answer = self.tiers[number].offer(gone, now)
-        # They are copied further down before they are removed, and removed before their room is needed.
+        # They are copied further down before they are removed, and removed before their space is needed.
         self._offer(number + 1, number, answer.victims, now)
         self._delete(number, answer.victims)
-        self._spill(answer.writes, source, number)
+        self._store(answer.writes, source, number)
         return answer.refused
 
-    def _spill(self, gone: Sequence[Gone], source: Evicted | int, target: int) -> None:
+    def _store(self, gone: Sequence[Gone], source: Evicted | int, target: int) -> None:
         places = {key: place for place, key in enumerate(source.keys)} if gone and isinstance(source, Evicted) else {}
         for keys, groups, _, _ in gone:
             for group in _bits(groups):
                 if isinstance(source, int):
-                    self._orders += [Spill(key, group, source, target) for key in keys]
+                    self._transfers += [StoreRecord(key, group, source, target) for key in keys]
                 else:
                     blocks = source.blocks[group]
-                    self._orders += [Spill(key, group, None, target, blocks[places[key]]) for key in keys]
+                    self._transfers += [StoreRecord(key, group, None, target, blocks[places[key]]) for key in keys]
 
     def _delete(self, number: int, gone: Sequence[Gone]) -> None:
         if gone and self.tiers[number].spec.ours:
             for keys, groups, _, _ in gone:
-                self._orders += [Delete(key, group, number) for group in _bits(groups) for key in keys]
+                self._transfers += [Delete(key, group, number) for group in _bits(groups) for key in keys]
 
-    def _forget(self, key: Key) -> None:
-        """A content is not what it should be: it is removed everywhere, whoever else could use it."""
+    def _remove(self, key: Key) -> None:
+        """A content is not what it should be: it is removed from every tier."""
         for number, tier in enumerate(self.tiers):
-            self._orders += [Delete(key, group, number) for group in _bits(tier.forget(key))]
+            self._transfers += [Delete(key, group, number) for group in _bits(tier.remove(key))]
 
     def retire(self, pool: Evicted, now: float) -> None:
         """The process ends: contents of the pool and of tiers that go with it are offered to those that last, the most valuable
@@ -136,20 +136,20 @@ class TierChain:
                 rest = rest and self._offer_to(number, source, rest, now)
 
     def reset(self) -> None:
-        """Everything is forgotten, and removed where it is ours."""
+        """Remove every record; those in shared tiers are only dropped from the index."""
         for number, tier in enumerate(self.tiers):
             tier.clear()
             if tier.spec.ours:
-                self._orders.append(Clear(number))
+                self._transfers.append(Clear(number))
 
-    def take_orders(self) -> list[Order]:
-        """Orders since this was last called."""
-        orders, self._orders = self._orders, []
-        return orders
+    def take_transfers(self) -> list[TierTransfer]:
+        """Returns the transfers since the last call."""
+        transfers, self._transfers = self._transfers, []
+        return transfers
 
     @property
     def wants_lesson(self) -> bool:
-        """Whether a tier's policy has seen enough to learn from."""
+        """True when a tier's policy has seen enough to learn from."""
         return any(tier.policy.wants_lesson for tier in self.tiers)
 
     def learn(self, now: float) -> None:
@@ -160,25 +160,25 @@ class TierChain:
 
     # Loading.
 
-    def pin(self, fetches: Iterable[Fetch]) -> None:
+    def pin(self, records: Iterable[RecordLoad]) -> None:
         """These records are about to be loaded: they are not evicted before `loaded` was told of each."""
-        for fetch in fetches:
-            self.tiers[fetch.tier].pin(fetch.key)
+        for record in records:
+            self.tiers[record.tier].pin(record.key)
 
-    def loaded(self, fetch: Fetch, *, found: bool) -> None:
+    def loaded(self, record: RecordLoad, *, found: bool) -> None:
         """A load has ended, or was cancelled. `found` False: the record is not there, or not what it should be."""
-        tier = self.tiers[fetch.tier]
+        tier = self.tiers[record.tier]
         if not found:
-            tier.gone(fetch.key, fetch.group)
-        tier.unpin(fetch.key)
+            tier.gone(record.key, record.group)
+        tier.unpin(record.key)
 
-    # Outcomes of orders, and what else is known of the tiers.
+    # Outcomes of transfers, and what else is known of the tiers.
 
     def stored(self, tier: int, key: Key, group: int) -> None:
         self.tiers[tier].settle(key, group, stored=True)
 
     def failed(self, tier: int, key: Key, group: int) -> None:
-        """A spill was not carried out."""
+        """A record was not stored."""
         self.tiers[tier].settle(key, group, stored=False)
 
     def gone(self, tier: int, key: Key, group: int) -> None:

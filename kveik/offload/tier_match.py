@@ -1,7 +1,7 @@
 """Match below the pool: sources of one chain's blocks, places where loading them may stop, and the bytes of each.
 
 block            0    1    2    3    4    5         start = 2: the pool's hit
-full group       p    p    d    d    r    –         reach = 5: nobody has block 5
+full group       p    p    d    d    r    –         reach = 5: no tier has block 5
 windowed group   –    p    –    –    d    –         window of 1 block: a cut at 5 needs block 4 alone, one at 3 or 4 has none
 cuts                       2              5
 """
@@ -18,24 +18,24 @@ from kveik.cache.eviction.policy import Key
 from kveik.cache.layout import LayerGroup
 from kveik.offload.cost import Prospect
 from kveik.offload.tier import Tier
-from kveik.offload.transfer import Fetch
+from kveik.offload.transfer import RecordLoad
 
 InPool = Callable[[int, Key], bool]
-"""Whether the pool has a group's full block with this content."""
+"""True where the pool has a group's full block with this content."""
 
 _POOL, _MISSING = -1, -2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Below:
-    """What could be loaded of one chain. Block numbers count from the sequence's first."""
+    """Loadable blocks of one chain. Block numbers count from the sequence's first."""
 
     keys: Sequence[Key]
     first: int
     """Block of the first column of `sources`."""
 
     sources: NDArray[np.int64]
-    """[groups, blocks]: number of the tier that has it first; -1: the pool; -2: nobody."""
+    """[groups, blocks]: number of the tier that has it first; -1: the pool; -2: none."""
 
     cuts: NDArray[np.int64]
     """Whole blocks known where loading stops there; the first is the pool's own hit."""
@@ -46,18 +46,18 @@ class Below:
     prospect: Prospect
 
     def __bool__(self) -> bool:
-        """Whether anything could be loaded."""
+        """True where anything could be loaded."""
         return len(self.cuts) > 1
 
-    def fetches(self, cut: int) -> tuple[Fetch, ...]:
-        """What has to be loaded for it, beginnings first."""
+    def records(self, cut: int) -> tuple[RecordLoad, ...]:
+        """Returns the loads that a cut needs, beginnings first."""
         wanted = []
         for group, sources in enumerate(self.sources.tolist()):
             for place in range(int(self.starts[group, cut]), int(self.cuts[cut])):
                 tier = sources[place - self.first] if place >= self.first else _POOL
                 if tier >= 0:
-                    wanted.append(Fetch(self.keys[place], group, place, tier))
-        wanted.sort(key=lambda fetch: fetch.place)
+                    wanted.append(RecordLoad(self.keys[place], group, place, tier))
+        wanted.sort(key=lambda record: record.place)
         return tuple(wanted)
 
 
@@ -120,7 +120,7 @@ def _find_in_one(tiers: Sequence[Tier], keys: Sequence[Key], hit: tuple[int, int
 
 
 def _nothing(groups: int, tiers: int, keys: Sequence[Key], hit: tuple[int, int]) -> Below:
-    """Nothing lies below, which is most frequent: the pool's own hit is all there is."""
+    """A match of nothing below, the most frequent case: the pool's own hit is all there is."""
     tokens, start = hit
     none = np.empty((groups, 0), dtype=np.int64)
     cuts, starts = np.array([start]), np.array([[start]] * groups)
@@ -139,7 +139,7 @@ def _valid(sources: NDArray[np.int64], first: int, cuts: NDArray[np.int64], star
 def _sources(
     groups: Sequence[LayerGroup], tiers: Sequence[Tier], keys: Sequence[Key], first: int, start: int, in_pool: InPool
 ) -> NDArray[np.int64] | None:
-    """Who has what from block `first` on, up to where a group without a window has a gap behind the pool's hit. Where all
+    """Sources from block `first` on, up to where a group without a window has a gap behind the pool's hit. Where all
     have windows, a hit may well begin behind a gap. None: no tier has anything of it.
     """
     columns: list[list[int]] = []
@@ -158,14 +158,14 @@ def _sources(
 
 
 def _look_below(column: list[int], stored: Sequence[int]) -> None:
-    """Which tier is the first to have what the pool has not. `stored`: per tier, the groups that it has, as bits."""
+    """Fill in the first tier that has what the pool lacks. `stored`: per tier, the groups that it has, as bits."""
     for group, source in enumerate(column):
         if source == _MISSING:
             column[group] = next((tier for tier, groups in enumerate(stored) if groups >> group & 1), _MISSING)
 
 
 def _counts(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many are marked before each place, and before the end."""
+    """Number of marked ones before each place, and before the end."""
     counts = np.zeros(len(marked) + 1, dtype=np.int64)
     marked.cumsum(out=counts[1:])
     return counts

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from kveik.clock import Clock
 from kveik.offload.availability import Breaker
-from kveik.offload.counts import Checked, Completion, Tally
+from kveik.offload.counts import Checked, Tally, ThreadCompletion
 from kveik.offload.stores.encode import Codec
 from kveik.offload.stores.store import Reachable, Store
 
@@ -98,7 +98,7 @@ class TierParts:
 
     tally: Tally
     clock: Clock
-    tell: Callable[[Completion], None]
+    tell: Callable[[ThreadCompletion], None]
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from kveik.observe.tiers import TierSnapshot
 from kveik.offload.mailbox import Mailbox
 
 
-class Spill(NamedTuple):
+class StoreRecord(NamedTuple):
     """Copy a record. The source has it until a later transfer, or the pool's next write into the block."""
 
     key: Key
@@ -44,11 +44,11 @@ class Clear:
     tier: int
 
 
-Order = Spill | Delete | Clear
+TierTransfer = StoreRecord | Delete | Clear
 """A transfer below the pool, or out of it."""
 
 
-class Fetch(NamedTuple):
+class RecordLoad(NamedTuple):
     """One record to load into the pool."""
 
     key: Key
@@ -66,9 +66,9 @@ class LoadRecords:
     load: int
     """Never used twice."""
 
-    fetches: tuple[Fetch, ...]
+    records: tuple[RecordLoad, ...]
     blocks: tuple[int, ...]
-    """Per fetch, of its group."""
+    """Per record, of its group."""
 
     deadline: float
     """Seconds on the engine's clock, after which the records are not wanted any more."""
@@ -91,18 +91,18 @@ class Probe:
     deadline: float
 
 
-Transfer = Order | LoadRecords | Cancel | Probe
+Transfer = TierTransfer | LoadRecords | Cancel | Probe
 
 
 class Stored(NamedTuple):
-    """A spill has ended."""
+    """End of a `StoreRecord`."""
 
     key: Key
     group: int
     tier: int
     stored: bool
     full: bool = False
-    """Whether it was not stored because the tier is full."""
+    """True where it was not stored because the tier is full."""
 
 
 class Arrived(NamedTuple):
@@ -110,15 +110,15 @@ class Arrived(NamedTuple):
 
     load: int
     number: int
-    """Of the fetch in the load."""
+    """Of the record in the load."""
 
-    fetch: Fetch
+    record: RecordLoad
 
     found: bool
-    """Whether the record was verified and lies in its block, all of it."""
+    """True where the record was verified and lies in its block, all of it."""
 
     lost: bool = False
-    """Whether the record is not in the tier, or is damaged there."""
+    """True where the record is not in the tier, or is damaged there."""
 
 
 class Answered(NamedTuple):
@@ -141,8 +141,8 @@ class Took(NamedTuple):
 Completion = Stored | Arrived | Answered | Took
 
 
-class StoreRoom(NamedTuple):
-    """Bytes of one store, which may have less room than its capacity at times."""
+class StoreUsage(NamedTuple):
+    """Bytes of one store, which can use less than its capacity at times."""
 
     used: int
     total: int
@@ -167,29 +167,29 @@ class Carrier(Protocol):
 
     @property
     def unsettled(self) -> bool:
-        """Whether there may be something to tell of a tier soon, or to do there, though there are no completions."""
+        """True while a tier may soon have an event or work, though there are no completions."""
         ...
 
     def carry_out(self, transfers: Iterable[Transfer]) -> None:
-        """In this order. Spilled blocks are read, and nothing is written for cancelled loads, once it has returned."""
+        """Carry transfers out in order. On return, blocks to store are read and nothing more is written for cancelled loads."""
         ...
 
     def completions(self) -> list[Completion]:
-        """All that has ended since this was last asked."""
+        """Returns what has ended since the last call."""
         ...
 
     def cancel(self, load: int) -> list[Arrived]:
-        """From now on nothing is written for this load. Its records that have come."""
+        """Write nothing more for this load. Returns its records that have come."""
         ...
 
-    def room(self, tier: int) -> StoreRoom: ...
+    def usage(self, tier: int) -> StoreUsage: ...
 
     def contents(self, tier: int) -> list[tuple[Key, int]]:
         """Keys and groups of all records that a tier's store has."""
         ...
 
     def stats(self) -> list[TierStats]:
-        """Of every tier. From any thread."""
+        """Returns the state of every tier. From any thread."""
         ...
 
     def start(self) -> None:

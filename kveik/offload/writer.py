@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kveik.offload.availability import Breaker
-from kveik.offload.counts import Stored
+from kveik.offload.counts import RecordStored
 from kveik.offload.stores.encode import copy
 from kveik.offload.stores.record import HEADER_BYTES, Encoding, Miss, RecordKey, Refusal
 from kveik.offload.stores.store import Reachable
@@ -47,7 +47,7 @@ class Staging:
         self._lock = threading.Lock()
 
     @property
-    def free(self) -> int:
+    def free_count(self) -> int:
         """Buffers that can be taken."""
         return len(self._free)
 
@@ -55,7 +55,7 @@ class Staging:
     def bytes_used(self) -> int:
         return len(self._taken) * self.buffer_bytes
 
-    def take(self) -> int | None:
+    def allocate(self) -> int | None:
         """Number of a free buffer; None: there is none."""
         with self._lock:
             if not self._free:
@@ -64,8 +64,8 @@ class Staging:
             self._taken.add(number)
             return number
 
-    def give_back(self, number: int) -> None:
-        """Free a buffer, once per `take`."""
+    def free(self, number: int) -> None:
+        """Free a buffer, once per `allocate`."""
         with self._lock:
             self._taken.remove(number)
             self._free.append(number)
@@ -99,11 +99,11 @@ class Clearing:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
+class ReleaseSpace:
     """Return the space of deleted records to the system."""
 
 
-Work = Write | Deletion | Clearing | GiveBack
+Work = Write | Deletion | Clearing | ReleaseSpace
 
 
 class Writer(TierThread[Work]):
@@ -131,15 +131,15 @@ class Writer(TierThread[Work]):
         """Delete everything that was to be stored before. False: too much waits."""
         return self.work.put(Clearing(), 1)
 
-    def give_back(self) -> bool:
+    def release_space(self) -> bool:
         """False: a write is waiting and may leave space behind; ask again."""
-        return not self.work.weight and self.work.put(GiveBack(), 1)
+        return not self.work.weight and self.work.put(ReleaseSpace(), 1)
 
     def delete_rest(self) -> None:
         """Do the deletions that waited when it was closed: after its thread has ended, and before its store is closed."""
         undeleted, self._undeleted = self._undeleted, []
         if isinstance(self.store, Reachable) and not self._admits():
-            # A remote record expires by itself, and nobody would answer.
+            # A remote record expires by itself, and the server does not answer.
             return
         for one in undeleted:
             self._free_space(one)
@@ -165,12 +165,12 @@ class Writer(TierThread[Work]):
         refusal: Refusal | None = None
         if not self._admits():
             refusal = Refusal.REFUSED
-        elif (buffer := self.staging.take()) is None:
+        elif (buffer := self.staging.allocate()) is None:
             refusal = Refusal.DROPPED
         else:
             copy(content, self.staging.view(buffer, at + len(content))[at:])
             if not self.work.put(Write(key, buffer, sealed), 1):
-                self.staging.give_back(buffer)
+                self.staging.free(buffer)
                 refusal = Refusal.DROPPED
         if refusal is not None:
             self._tally.stored(0, 0, 0.0, [refusal])
@@ -195,8 +195,8 @@ class Writer(TierThread[Work]):
 
     def _ended(self, writes: Sequence[Write], refusals: Sequence[Refusal | None]) -> None:
         for one, refusal in zip(writes, refusals, strict=True):
-            self.staging.give_back(one.buffer)
-            self._tell(Stored(self.store.name, one.key, refusal))
+            self.staging.free(one.buffer)
+            self._tell(RecordStored(self.store.name, one.key, refusal))
 
     def _record(self, number: int, one: Write) -> memoryview:
         """The sealed record, in its own buffer where it fits as it is, or in the batch's part of the scratch."""
@@ -212,11 +212,11 @@ class Writer(TierThread[Work]):
         form.seal(record, one.key.block)
         return record
 
-    def _free_space(self, one: Deletion | Clearing | GiveBack) -> None:
+    def _free_space(self, one: Deletion | Clearing | ReleaseSpace) -> None:
         try:
             match one:
-                case GiveBack():
-                    self.store.give_back()
+                case ReleaseSpace():
+                    self.store.release_space()
                 case Clearing():
                     records = self.store.records
                     self.store.clear()
@@ -247,7 +247,7 @@ class Writer(TierThread[Work]):
         finally:
             for at, key in enumerate(keys):
                 if at not in handed:
-                    self._tell(Stored(to.store.name, key, Refusal.DROPPED))
+                    self._tell(RecordStored(to.store.name, key, Refusal.DROPPED))
 
     def _to_other(self, key: RecordKey, record: memoryview, payload: memoryview, to: Writer) -> Refusal | None:
         if to._formats[key.group] == self._formats[key.group]:

@@ -13,7 +13,7 @@ from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
 from kveik.offload.tier_chain import TierChain
-from kveik.offload.transfer import Spill
+from kveik.offload.transfer import StoreRecord
 from tests.cache.making import compute, leave, serve
 from tests.offload.making import Stores, tier
 from tests.seeds import over_seeds
@@ -81,12 +81,12 @@ def test_a_new_content_is_written_through_once_and_at_once() -> None:
     compute(kv_cache, 0, range(10))
     seq = kv_cache._seqs[0]
     below.absorb(kv_cache.take_facts(), 0.0)
-    assert [order for order in below.take_orders() if isinstance(order, Spill)] == [
-        Spill(key, 0, None, 0, block) for key, block in zip(seq.chain.keys[:2], seq.blocks[0][:2], strict=True)
+    assert [order for order in below.take_transfers() if isinstance(order, StoreRecord)] == [
+        StoreRecord(key, 0, None, 0, block) for key, block in zip(seq.chain.keys[:2], seq.blocks[0][:2], strict=True)
     ]
     compute(kv_cache, 1, range(9), request="s")
     below.absorb(kv_cache.take_facts(), 0.0)
-    assert below.take_orders() == []
+    assert below.take_transfers() == []
 
 
 @over_seeds(5)

@@ -34,7 +34,7 @@ class Echo:
 
     def forward(self, batch: StepBatch, storage: object) -> torch.Tensor:
         self.batches.append(batch)
-        return batch.wanted[:, None].float()
+        return batch.logits_indices[:, None].float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = torch.zeros(len(hidden), VOCABULARY).scatter_(1, FIRST + hidden.long(), 5.0)
@@ -63,7 +63,7 @@ def slow_check(one: Desk, executor: ModelExecutor, plan: StepPlan) -> None:
     """Every field of the batch, token by token."""
     echo: Any = executor.decoder
     batch, size, tables = echo.batches[-1], executor.block_size, one.scheduler.kv_cache.tables
-    tokens, positions, starts, contexts = [], [], [0], []
+    tokens, positions, starts, seq_lens = [], [], [0], []
     slots: list[list[int]] = [[] for _ in tables]
     for row, sequence_id in enumerate(plan.sequence_ids):
         sequence = one.scheduler.sequence(sequence_id)
@@ -76,14 +76,14 @@ def slow_check(one: Desk, executor: ModelExecutor, plan: StepPlan) -> None:
             for group, table in enumerate(tables):
                 slots[group].append(int(table[row, position // size]) * size + position % size)
         starts.append(len(tokens))
-        contexts.append(start + count)
+        seq_lens.append(start + count)
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == (tokens, positions)
     for group, attention in enumerate(batch.groups):
-        assert attention.slots.tolist() == slots[group]
-        assert attention.query_starts.tolist() == starts
-        assert attention.contexts.tolist() == contexts
+        assert attention.slot_mapping.tolist() == slots[group]
+        assert attention.query_start_loc.tolist() == starts
+        assert attention.seq_lens.tolist() == seq_lens
         assert attention.decodes == sum(plan.counts == 1)
-        assert (attention.slots.dtype, attention.contexts.dtype, attention.tables.dtype) == (
+        assert (attention.slot_mapping.dtype, attention.seq_lens.dtype, attention.tables.dtype) == (
             torch.int64,
             torch.int32,
             torch.int32,

@@ -66,7 +66,7 @@ class Right:
 
 def write(cache: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) -> None:
     """Put each token's key and value into its slot. Shapes as in `kernels.attention.write`."""
-    for token, slot in enumerate(batch.slots.tolist()):
+    for token, slot in enumerate(batch.slot_mapping.tolist()):
         block, within = divmod(slot, batch.block_size)
         cache[block, 0, :, within] = keys[token].to(cache.dtype)
         cache[block, 1, :, within] = values[token].to(cache.dtype)
@@ -83,8 +83,8 @@ def attend(
 ) -> Right:
     """Every query over the keys it may see. Shapes as in `kernels.attention.attend`."""
     answer, allowed = (torch.empty(queries.shape, dtype=torch.float64) for _ in range(2))
-    starts = batch.query_starts.tolist()
-    for row, context in enumerate(batch.contexts.tolist()):
+    starts = batch.query_start_loc.tolist()
+    for row, context in enumerate(batch.seq_lens.tolist()):
         tokens = slice(starts[row], starts[row + 1])
         at = torch.arange(context - (tokens.stop - tokens.start), context)[:, None]
         first = 0 if batch.window is None else max(0, int(at[0]) - batch.window + 1)

@@ -47,8 +47,8 @@ def random_world(seed: int) -> World:
         window=chance.choice([None, None, 1, 3, 9, 30]),
     )
     counts = [1] * chance.randrange(30) + [chance.randint(2, 40) for _ in range(chance.randint(0, 3))] or [5]
-    contexts = [count + chance.choice([0, 1, chance.randrange(120)]) for count in counts]
-    return world(shape, contexts, counts, seed)
+    seq_lens = [count + chance.choice([0, 1, chance.randrange(120)]) for count in counts]
+    return world(shape, seq_lens, counts, seed)
 
 
 @over_seeds(30)
@@ -64,7 +64,7 @@ def test_a_scale_off_by_a_thousandth_and_a_wrong_slot_are_beyond_the_bound(seed)
     if made.batch.window != 1:
         with pytest.raises(AssertionError, match="beyond their bound"):
             answer.assert_near(attention.attend(made.queries, made.cache, made.batch, scale=0.3003, soft_cap=None))
-    block, within = divmod(int(made.batch.slots[-1]), made.batch.block_size)
+    block, within = divmod(int(made.batch.slot_mapping[-1]), made.batch.block_size)
     made.cache[block, :, :, within] = made.cache[block, :, :, within].flip(-1)
     with pytest.raises(AssertionError, match="beyond their bound"):
         answer.assert_near(attention.attend(made.queries, made.cache, made.batch, scale=0.3, soft_cap=None))
@@ -112,7 +112,7 @@ def test_rows_give_the_same_alone_as_together(soft_cap):
     answer = right(made, soft_cap)
     answer.assert_near(together)
     for row in range(6):
-        part = slice(int(made.batch.query_starts[row]), int(made.batch.query_starts[row + 1]))
+        part = slice(int(made.batch.query_start_loc[row]), int(made.batch.query_start_loc[row + 1]))
         by_itself = attention.attend(made.queries[part], made.cache, alone(made, row), scale=0.3, soft_cap=soft_cap)
         answer.of(part).assert_near(by_itself)
         answer.of(part).assert_alike(by_itself, together[part])
@@ -139,7 +139,7 @@ def test_writing_touches_only_the_slots_given():
 def test_storage_of_a_single_block_is_read_and_written():
     made = world(Shape(), [5], [5], seed=10)
     single = made.storage[1:].clone()
-    batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slots=torch.arange(5))
+    batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slot_mapping=torch.arange(5))
     attention.write(single[:, LAYER], made.keys, made.values, batch)
     found = attention.attend(made.queries, single[:, LAYER], batch, scale=0.3, soft_cap=None)
     assert torch.equal(found, attended(made))

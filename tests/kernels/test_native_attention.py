@@ -80,8 +80,8 @@ def test_random_steps_equal_the_reference_over_what_is_stored(kv_type: KvType, i
         window=chance.choice([None, None, 1, 9, 30, 150]),
     )
     counts = [1] * chance.randrange(1, 8) + [chance.randint(2, 30) for _ in range(chance.randint(0, 2))]
-    contexts = [count + chance.choice([0, 1, 15, 16, chance.randrange(300)]) for count in counts]
-    made = stored_as(world(shape, contexts, counts, seed), kv_type)
+    seq_lens = [count + chance.choice([0, 1, 15, 16, chance.randrange(300)]) for count in counts]
+    made = stored_as(world(shape, seq_lens, counts, seed), kv_type)
     soft_cap, scale = chance.choice([None, None, 2.0]), 2 * shape.head_dim**-0.5
     found = attended(made, soft_cap, scale)
     right(made, kv_type, isa, soft_cap, scale).assert_near(found)
@@ -119,9 +119,9 @@ def test_a_query_is_the_same_to_the_bit_however_its_prompt_is_cut(
     for first, stop in pairwise(cuts):
         batch = replace(
             made.batch,
-            slots=made.batch.slots[first:stop],
-            query_starts=torch.tensor([0, stop - first], dtype=torch.int32),
-            contexts=torch.tensor([stop], dtype=torch.int32),
+            slot_mapping=made.batch.slot_mapping[first:stop],
+            query_start_loc=torch.tensor([0, stop - first], dtype=torch.int32),
+            seq_lens=torch.tensor([stop], dtype=torch.int32),
             memo={},
         )
         part = native_attention.attend(made.queries[first:stop], made.cache, batch, scale=0.3, soft_cap=None)
@@ -159,7 +159,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_among_others(kv_type: KvType, is
     made = stored_as(world(shape, [3, 1000, 20, 9, 300, 41], [1, 1, 1, 1, 30, 6], seed=7), kv_type)
     together = [with_threads(threads, lambda: attended(made)) for threads in (1, 2, 3)]
     for row in range(6):
-        part = slice(int(made.batch.query_starts[row]), int(made.batch.query_starts[row + 1]))
+        part = slice(int(made.batch.query_start_loc[row]), int(made.batch.query_start_loc[row + 1]))
         by_itself = native_attention.attend(made.queries[part], made.cache, alone(made, row), scale=0.3, soft_cap=None)
         for threads, found in enumerate(together, 1):
             assert torch.equal(by_itself, found[part]), f"row {row}, {threads} threads"
@@ -196,7 +196,7 @@ def test_what_is_no_number_is_seen_in_its_own_row_only(kv_type: KvType, isa: str
 def test_float32_storage_of_a_single_block_is_read_and_written(isa: str) -> None:
     made = stored_as(world(Shape(head_dim=16), [5], [5], seed=10), FLOAT32)
     single = made.storage[1:].clone()
-    batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slots=torch.arange(5), memo={})
+    batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slot_mapping=torch.arange(5), memo={})
     native_attention.write(single[:, LAYER], made.keys, made.values, batch)
     found = native_attention.attend(made.queries, single[:, LAYER], batch, scale=0.3, soft_cap=None)
     assert torch.equal(found, attended(made))

@@ -59,8 +59,8 @@ def test_random_steps_equal_the_reference_over_what_is_stored(kv_type: KvType, s
         window=chance.choice([None, None, 1, 3, 9, 30]),
     )
     counts = [1] * chance.randrange(20) + [chance.randint(2, 40) for _ in range(chance.randint(0, 3))] or [5]
-    contexts = [count + chance.choice([0, 1, chance.randrange(120)]) for count in counts]
-    made = quantised(world(shape, contexts, counts, seed), kv_type)
+    seq_lens = [count + chance.choice([0, 1, chance.randrange(120)]) for count in counts]
+    made = quantised(world(shape, seq_lens, counts, seed), kv_type)
     assert_equals_reference(made, kv_type, soft_cap=chance.choice([None, None, 2.0]))
 
 
@@ -82,7 +82,7 @@ def test_writing_touches_only_the_slots_given_and_writes_the_promised_bytes(kv_t
     twin = made.storage.clone()
     torch_attention.write(made.cache, made.keys, made.values, made.batch)
     stored, scales = parts(twin[:, LAYER], made.batch.block_size)
-    for token, slot in enumerate(made.batch.slots.tolist()):
+    for token, slot in enumerate(made.batch.slot_mapping.tolist()):
         block, within = divmod(slot, made.batch.block_size)
         for kind, written in enumerate((made.keys, made.values)):
             stored[block, kind, :, within], scales[block, kind, :, within] = quantise(written[token], kv_type)
@@ -109,7 +109,7 @@ def test_rows_give_the_same_alone_as_together(kv_type: KvType) -> None:
     answer = right(made, kv_type)
     answer.assert_near(together)
     for row in range(6):
-        part = slice(int(made.batch.query_starts[row]), int(made.batch.query_starts[row + 1]))
+        part = slice(int(made.batch.query_start_loc[row]), int(made.batch.query_start_loc[row + 1]))
         own = torch_attention.attend(made.queries[part], made.cache, alone(made, row), scale=0.3, soft_cap=None)
         answer.of(part).assert_near(own)
         answer.of(part).assert_alike(own, together[part])
@@ -119,7 +119,7 @@ def test_rows_give_the_same_alone_as_together(kv_type: KvType) -> None:
 def test_storage_of_a_single_block_is_read_and_written(kv_type: KvType) -> None:
     made = quantised(world(Shape(), [5], [5], seed=10), kv_type)
     single = made.storage[1:].clone()
-    batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slots=torch.arange(5), memo={})
+    batch = replace(made.batch, tables=torch.zeros_like(made.batch.tables), slot_mapping=torch.arange(5), memo={})
     torch_attention.write(single[:, LAYER], made.keys, made.values, batch)
     found = torch_attention.attend(made.queries, single[:, LAYER], batch, scale=0.3, soft_cap=None)
     assert torch.equal(found, attended(made))

@@ -41,32 +41,32 @@ class Shape:
     dtype: torch.dtype = torch.float32
 
 
-def world(shape: Shape, contexts: list[int], counts: list[int], seed: int) -> World:
-    """Row i has contexts[i] positions of which the last counts[i] are new. Rows with one query must come first."""
+def world(shape: Shape, seq_lens: list[int], counts: list[int], seed: int) -> World:
+    """Row i has seq_lens[i] positions of which the last counts[i] are new. Rows with one query must come first."""
     chance = torch.Generator().manual_seed(seed)
-    held = [_held(shape, context, count) for context, count in zip(contexts, counts, strict=True)]
+    held = [_held(shape, context, count) for context, count in zip(seq_lens, counts, strict=True)]
     order = iter(np.random.default_rng(seed).permutation(np.arange(1, 1 + sum(len(blocks) for blocks in held))).tolist())
-    width = max(blocks_for(context, shape.block_size) for context in contexts) + 1
+    width = max(blocks_for(context, shape.block_size) for context in seq_lens) + 1
     # What a row does not hold points to block 0, which belongs to nobody.
-    tables = torch.zeros(len(contexts), width, dtype=torch.int32)
+    tables = torch.zeros(len(seq_lens), width, dtype=torch.int32)
     for row, blocks in enumerate(held):
         for block in blocks:
             tables[row, block] = next(order)
     blocks = 1 + sum(len(row) for row in held)
     storage = torch.full((blocks, LAYERS, 2, shape.kv_heads, shape.block_size, shape.head_dim), torch.nan, dtype=shape.dtype)
-    _fill_pasts(storage, tables, shape, contexts, counts, chance)
+    _fill_pasts(storage, tables, shape, seq_lens, counts, chance)
     slots = [
         int(tables[row, position // shape.block_size]) * shape.block_size + position % shape.block_size
-        for row, (context, count) in enumerate(zip(contexts, counts, strict=True))
+        for row, (context, count) in enumerate(zip(seq_lens, counts, strict=True))
         for position in range(context - count, context)
     ]
     tokens = sum(counts)
     leading = next((row for row, count in enumerate(counts) if count != 1), len(counts))
     batch = AttentionBatch(
         tables=tables,
-        slots=torch.tensor(slots),
-        query_starts=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
-        contexts=torch.tensor(contexts, dtype=torch.int32),
+        slot_mapping=torch.tensor(slots),
+        query_start_loc=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
         decodes=leading,
         block_size=shape.block_size,
         window=shape.window,
@@ -85,10 +85,10 @@ def _held(shape: Shape, context: int, count: int) -> list[int]:
 
 
 def _fill_pasts(
-    storage: Tensor, tables: Tensor, shape: Shape, contexts: list[int], counts: list[int], chance: torch.Generator
+    storage: Tensor, tables: Tensor, shape: Shape, seq_lens: list[int], counts: list[int], chance: torch.Generator
 ) -> None:
     """Positions that the step reads but does not write; all else keeps its poison."""
-    for row, (context, count) in enumerate(zip(contexts, counts, strict=True)):
+    for row, (context, count) in enumerate(zip(seq_lens, counts, strict=True)):
         first = 0 if shape.window is None else max(0, context - count - shape.window + 1)
         for position in range(first, context - count):
             block, within = int(tables[row, position // shape.block_size]), position % shape.block_size
@@ -99,13 +99,13 @@ def _fill_pasts(
 def alone(world: World, row: int) -> AttentionBatch:
     """The same row as a step of its own."""
     batch = world.batch
-    first, stop = int(batch.query_starts[row]), int(batch.query_starts[row + 1])
+    first, stop = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
     return replace(
         batch,
         tables=batch.tables[row : row + 1],
-        slots=batch.slots[first:stop],
-        query_starts=torch.tensor([0, stop - first], dtype=torch.int32),
-        contexts=batch.contexts[row : row + 1],
+        slot_mapping=batch.slot_mapping[first:stop],
+        query_start_loc=torch.tensor([0, stop - first], dtype=torch.int32),
+        seq_lens=batch.seq_lens[row : row + 1],
         decodes=int(row < batch.decodes),
         memo={},
     )

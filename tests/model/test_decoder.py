@@ -108,7 +108,7 @@ def test_only_wanted_tokens_come_back(models):
     decoder, tokens = models.decoder("llama", "folder"), prompt(40)
     (whole,) = PagedWorld(decoder, 1, 40, 16).step([(0, tokens)])
     world = PagedWorld(decoder, 1, 40, 16)
-    batch = replace(world.batch([(0, tokens)]), wanted=torch.tensor([0, 25]))
+    batch = replace(world.batch([(0, tokens)]), logits_indices=torch.tensor([0, 25]))
     hidden = decoder.forward(batch, world.storage)
     assert hidden.shape == (2, COMMON["hidden_size"])
     assert_logits(decoder.logits(hidden), whole[[0, 25]])
@@ -119,7 +119,7 @@ def test_a_step_that_wants_nothing_still_writes_the_cache(models, dtype):
     decoder, tokens = models.decoder("gemma3", "folder", dtype), prompt(30)
     whole, silent = PagedWorld(decoder, 1, 30, 8), PagedWorld(decoder, 1, 30, 8)
     whole.step([(0, tokens[:29])])
-    batch = replace(silent.batch([(0, tokens[:29])]), wanted=torch.empty(0, dtype=torch.int64))
+    batch = replace(silent.batch([(0, tokens[:29])]), logits_indices=torch.empty(0, dtype=torch.int64))
     assert decoder.logits(decoder.forward(batch, silent.storage)).shape == (0, COMMON["vocab_size"])
     silent.computed[0] = 29
     torch.testing.assert_close(silent.step([(0, tokens[29:])]), whole.step([(0, tokens[29:])]), atol=0, rtol=0)

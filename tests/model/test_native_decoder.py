@@ -163,7 +163,7 @@ def test_a_chunk_from_which_nothing_is_wanted_is_written_all_the_same(files):
     world = PagedWorld(decoder, 1, 64, 8)
     right = [world.step([(0, part)])[0] for part in (tokens[:29], tokens[29:])][1]
     silent = PagedWorld(decoder, 1, 64, 8)
-    batch = replace(silent.batch([(0, tokens[:29])]), wanted=torch.empty(0, dtype=torch.int64))
+    batch = replace(silent.batch([(0, tokens[:29])]), logits_indices=torch.empty(0, dtype=torch.int64))
     assert decoder.forward(batch, silent.storage).shape == (0, decoder.spec.hidden)
     silent.computed[0] = 29
     assert torch.equal(silent.step([(0, tokens[29:])])[0], right)

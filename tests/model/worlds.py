@@ -62,7 +62,7 @@ class PagedWorld:
             token_ids=torch.tensor([token for _, tokens in chunks for token in tokens]),
             positions=torch.cat(positions),
             groups=tuple(self._group(group, [row for row, _ in chunks], positions) for group in range(len(self.tables))),
-            wanted=torch.arange(sum(len(tokens) for _, tokens in chunks)),
+            logits_indices=torch.arange(sum(len(tokens) for _, tokens in chunks)),
         )
 
     def _group(self, group: int, rows: list[int], positions: list[Tensor]) -> AttentionBatch:
@@ -71,9 +71,9 @@ class PagedWorld:
         slots = [tables[row, here // size].long() * size + here % size for row, here in zip(rows, positions, strict=True)]
         return AttentionBatch(
             tables=tables[rows],
-            slots=torch.cat(slots),
-            query_starts=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
-            contexts=torch.tensor([int(here[-1]) + 1 for here in positions], dtype=torch.int32),
+            slot_mapping=torch.cat(slots),
+            query_start_loc=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+            seq_lens=torch.tensor([int(here[-1]) + 1 for here in positions], dtype=torch.int32),
             decodes=next((row for row, count in enumerate(counts) if count != 1), len(counts)),
             block_size=size,
             window=self.decoder.spec.groups[group].window,

@@ -21,9 +21,9 @@ from kveik.offload.transfer import (
     Delete,
     LoadRecords,
     Probe,
-    Spill,
     Stored,
-    StoreRoom,
+    StoreRecord,
+    StoreUsage,
     TierStats,
     Transfer,
 )
@@ -86,13 +86,13 @@ class Stores:
         self.chain = chain
         self.take_facts = take_facts
         self.records: list[set[tuple[Key, int]]] = [set() for _ in chain.tiers]
-        self.waiting: list[Spill | Delete | Clear] = []
+        self.waiting: list[StoreRecord | Delete | Clear] = []
         self.writes = 0
         self._chance, self._failing = chance, failing
 
     def collect(self, now: float = 0.0) -> None:
         self.chain.absorb(self.take_facts(), now)
-        self.waiting += self.chain.take_orders()
+        self.waiting += self.chain.take_transfers()
 
     def work(self, orders: int | None = None, now: float = 0.0) -> None:
         """Carry out the next orders; all, where no number is given."""
@@ -102,16 +102,16 @@ class Stores:
         for order in due:
             self._do(order)
 
-    def _do(self, order: Spill | Delete | Clear) -> None:
+    def _do(self, order: StoreRecord | Delete | Clear) -> None:
         if isinstance(order, Clear):
             self.records[order.tier].clear()
         elif isinstance(order, Delete):
             assert (order.key, order.group) in self.records[order.tier], "something is deleted that is not there"
             self.records[order.tier].remove((order.key, order.group))
         else:
-            self._spill(order)
+            self._store(order)
 
-    def _spill(self, order: Spill) -> None:
+    def _store(self, order: StoreRecord) -> None:
         record = (order.key, order.group)
         there = order.source is None or record in self.records[order.source]
         self.writes += 1
@@ -132,7 +132,7 @@ class HandCarrier:
         self.probes: list[Probe] = []
         self.cancelled: list[int] = []
         self.ended: list[Completion] = []
-        self._rooms = [StoreRoom(0, tier.spec.capacity_bytes) for tier in chain.tiers]
+        self._rooms = [StoreUsage(0, tier.spec.capacity_bytes) for tier in chain.tiers]
 
     def carry_out(self, transfers: Iterable[Transfer]) -> None:
         for one in transfers:
@@ -140,7 +140,7 @@ class HandCarrier:
 
     def _carry_out(self, one: Transfer) -> None:
         match one:
-            case Spill():
+            case StoreRecord():
                 self.ended.append(Stored(one.key, one.group, one.target, stored=True))
             case LoadRecords():
                 self.loads.append(one)
@@ -156,7 +156,7 @@ class HandCarrier:
     def cancel(self, load: int) -> list[Arrived]:
         return []
 
-    def room(self, tier: int) -> StoreRoom:
+    def usage(self, tier: int) -> StoreUsage:
         return self._rooms[tier]
 
     def contents(self, tier: int) -> list[tuple[Key, int]]:

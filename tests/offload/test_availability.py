@@ -56,7 +56,7 @@ class Watched(World):
 def world(caplog: pytest.LogCaptureFixture) -> Watched:
     caplog.set_level(logging.INFO)
     found = Watched()
-    found.spill(1)
+    found.put(1)
     return found
 
 
@@ -107,7 +107,7 @@ def test_a_tier_that_is_not_written_is_degraded_and_says_how_slow_it_was(
         world.clock.advance(5.0)
 
     world.store.puts = slow
-    world.spill(2)
+    world.put(2)
     world.look()
     assert world.state == (TierState.DEGRADED, "writes stopped: a try took 5.0 s, more than 2")
     assert [level for level, _ in lines(caplog)] == ["WARNING"]
@@ -117,7 +117,7 @@ def test_a_tier_that_is_read_again_and_not_yet_written_is_degraded(world: Watche
     world.store.gets, world.store.puts = (lambda _: [Miss.FAILED]), (lambda _: [Refusal.FAILED])
     for number in range(3):
         world.ask()
-        world.spill(number + 2)
+        world.put(number + 2)
     assert world.state == (
         TierState.UNAVAILABLE,
         "reads stopped: 3 failures in a row; writes stopped: 3 failures in a row",

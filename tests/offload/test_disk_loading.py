@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kveik.clock import StepClock
-from kveik.offload.counts import Loaded
+from kveik.offload.counts import RecordsLoaded
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.disk import DiskStore
 from kveik.offload.stores.disk_files import SlotFiles
@@ -41,7 +41,7 @@ class DiskWorld:
         self.mover.load("disk", records, 1, self.clock.now() + 1.0)
         self.mover.step()
         [loaded] = self.mover.completions()
-        assert isinstance(loaded, Loaded)
+        assert isinstance(loaded, RecordsLoaded)
         return loaded.misses, [bytes(block) for block in blocks]
 
     def flip(self, at: int) -> None:
@@ -107,7 +107,7 @@ def test_what_was_cancelled_before_is_not_written(world: DiskWorld) -> None:
     assert world.mover.cancel(5) == set()
     world.mover.step()
     [loaded] = world.mover.completions()
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, RecordsLoaded)
     assert loaded.misses == (Miss.LATE,)
     assert block == NOTHING
 

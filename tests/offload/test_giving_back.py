@@ -46,13 +46,13 @@ def test_slots_side_by_side_go_at_once_and_those_that_are_read_stay() -> None:
     pinned = slots.pin(key_of(6))
     assert pinned is not None
     for number in (0, 1, 4, 6, 7, 8, 9):
-        slots.forget(key_of(number))
-    slots.give_back()
+        slots.remove(key_of(number))
+    slots.release_space()
     slots.check()
     assert gone == [(0, 7, 3), (0, 4, 1), (0, 0, 2)]
     assert slots.bytes == 4 * PAGE_BYTES
     slots.unpin(pinned)
-    slots.give_back()
+    slots.release_space()
     assert gone[3:] == [(0, 6, 1)]
     assert slots.bytes == 3 * PAGE_BYTES
 
@@ -78,7 +78,7 @@ def test_memory_in_ram_goes_back() -> None:
     assert store.put_many(pairs(range(300))) == [None] * 300
     store.delete_many([key_of(number) for number in range(1, 300)])
     assert store.bytes_used == 300 * 4096
-    store.give_back()
+    store.release_space()
     assert store.bytes_used == 4096
     assert read(store, [0, 1]) == [*payloads([0]), Miss.ABSENT]
     assert store.put_many(pairs(range(300))) == [None] * 300
@@ -94,7 +94,7 @@ def test_files_shrink_to_what_their_records_need(store: DiskStore) -> None:
     full = blocks_on_disk(folder)
     store.delete_many([key_of(number, group) for group in range(3) for number in range(200) if number % 50 != 25])
     assert blocks_on_disk(folder) >= full
-    store.give_back()
+    store.release_space()
     assert store.bytes_used == blocks_on_disk(folder) <= 4 * (4096 + 12288 + 4096) + 2 * 4096
     assert (folder / "records-1").stat().st_size <= 176 * 12288
     assert (folder / "index").stat().st_size < 4096
@@ -112,7 +112,7 @@ def test_when_all_is_forgotten_the_files_are_empty_on_any_file_system(
     folder = store.folder
     store.put_many(pairs(range(100)))
     store.delete_many([key_of(number) for number in range(100)])
-    store.give_back()
+    store.release_space()
     assert (folder / "records-0").stat().st_size == 0
     assert store.bytes_used == blocks_on_disk(folder) <= 2 * 4096
     assert store.put_many(pairs(range(50))) == [None] * 50
@@ -125,7 +125,7 @@ def test_a_file_that_was_cut_short_is_not_made_longer(store: DiskStore) -> None:
     store.delete_many([key_of(number) for number in range(10, 20)])
     with file.open("r+b") as opened:
         opened.truncate(5 * 4096)
-    store.give_back()
+    store.release_space()
     assert file.stat().st_size == 5 * 4096
 
 
@@ -136,7 +136,7 @@ def test_a_folder_that_can_only_be_read_is_left_as_it_is(store: DiskStore) -> No
     store.close()
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     opened = store_at(folder, StepClock(), read_only=True)
-    opened.give_back()
+    opened.release_space()
     assert opened.records == 10
     opened.close()
     assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
@@ -156,7 +156,7 @@ def test_who_reads_while_memory_goes_gets_a_record_whole_or_none(store: DiskStor
     for turn in range(300):
         store.put_many(pairs(range(turn % 7, 40)))
         store.delete_many([key_of(number) for number in range(40) if (turn + number) % 3])
-        store.give_back()
+        store.release_space()
     ended.set()
     thread.join()
     assert wrong == []
@@ -168,14 +168,14 @@ def test_a_slot_under_a_reader_keeps_its_bytes(store: DiskStore, monkeypatch: py
     def slow(files: SlotFiles, group: int, slot: int, into: memoryview) -> int:
         # Between finding the record and reading it all is forgotten and given back.
         store.delete_many([key_of(number) for number in range(20)])
-        store.give_back()
+        store.release_space()
         return reading(files, group, slot, into)
 
     store.put_many(pairs(range(20)))
     with monkeypatch.context() as patched:
         patched.setattr(SlotFiles, "read", slow)
         assert read(store, [12]) == payloads([12])
-    store.give_back()
+    store.release_space()
     assert blocks_on_disk(store.folder) <= 2 * 4096
 
 
@@ -185,14 +185,14 @@ def test_room_goes_back_only_when_nothing_waits_to_be_written() -> None:
     mover = Mover([MovedTier(store=store, codecs=codecs, staging_bytes=1 << 20)], clock)
     for number in range(8):
         assert mover.store("ram", key_of(number), memoryview(payloads([number])[0])) is None
-    assert not mover.give_back("ram")
+    assert not mover.release_space("ram")
     while mover.step():
         pass
     assert mover.delete("ram", [key_of(number) for number in range(8)])
-    assert not mover.give_back("ram")
+    assert not mover.release_space("ram")
     mover.step()
     assert (store.records, store.bytes_used) == (0, 8 * 4096)
-    assert mover.give_back("ram")
+    assert mover.release_space("ram")
     assert mover.busy
     mover.step()
     assert store.bytes_used == 0

@@ -6,8 +6,8 @@ import random
 import threading
 
 from kveik.clock import StepClock
-from kveik.offload.counts import Loaded
-from kveik.offload.load_job import Load
+from kveik.offload.block_load import BlockLoad
+from kveik.offload.counts import RecordsLoaded
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.encode import Raw
 from kveik.offload.stores.record import Miss
@@ -17,8 +17,8 @@ from tests.offload.wrong_stores import Gate, WrongStore
 from tests.seeds import over_seeds
 
 
-def load_of(count: int) -> Load:
-    return Load(1, [(key_of(number), memoryview(bytearray(BLOCK))) for number in range(count)], 10.0)
+def load_of(count: int) -> BlockLoad:
+    return BlockLoad(1, [(key_of(number), memoryview(bytearray(BLOCK))) for number in range(count)], 10.0)
 
 
 def test_a_record_that_waits_can_be_called_off_at_once() -> None:
@@ -96,7 +96,7 @@ def test_cancelling_in_the_middle_of_a_copy_returns_when_it_is_whole() -> None:
     assert mover.cancel(5) == {key_of(1)}
     assert [bytes(block) for block in blocks] == [*blocks_of(1), bytes(BLOCK)]
     mover.close(60)
-    told = [one for one in mover.completions() if isinstance(one, Loaded)]
+    told = [one for one in mover.completions() if isinstance(one, RecordsLoaded)]
     assert [one.misses for one in told] == [(None, Miss.LATE)]
 
 
@@ -105,17 +105,17 @@ def test_nothing_is_written_after_a_cancel_whenever_it_comes(seed: int) -> None:
     """A seeded order of events: loads begin, stores are asked, time passes and jobs are cancelled between any two records."""
     chance, world = random.Random(seed), World()
     assert isinstance(world.store, WrongStore)
-    world.spill(*range(20))
+    world.put(*range(20))
     blocks: dict[int, list[tuple[int, bytearray]]] = {}
     cancelled: dict[int, tuple[set[int], list[bytes]]] = {}
 
     def something() -> None:
         what = chance.random()
         if what < 0.3 and blocks:
-            job = chance.choice(sorted(blocks))
-            if job not in cancelled:
-                came = {number for number, _ in blocks[job] if key_of(number) in world.mover.cancel(job)}
-                cancelled[job] = (came, [bytes(block) for _, block in blocks[job]])
+            load_id = chance.choice(sorted(blocks))
+            if load_id not in cancelled:
+                came = {number for number, _ in blocks[load_id] if key_of(number) in world.mover.cancel(load_id)}
+                cancelled[load_id] = (came, [bytes(block) for _, block in blocks[load_id]])
         elif what < 0.5:
             world.clock.advance(chance.random() * 0.2)
 
@@ -124,21 +124,21 @@ def test_nothing_is_written_after_a_cancel_whenever_it_comes(seed: int) -> None:
         return record
 
     world.store.shown = shown
-    told: dict[int, Loaded] = {}
-    for job in range(60):
-        blocks[job] = [(number, bytearray(BLOCK)) for number in chance.sample(range(25), chance.randrange(1, 8))]
-        records = [(key_of(number), memoryview(block)) for number, block in blocks[job]]
-        world.mover.load("ram", records, job, world.clock.now() + chance.random())
+    told: dict[int, RecordsLoaded] = {}
+    for load_id in range(60):
+        blocks[load_id] = [(number, bytearray(BLOCK)) for number in chance.sample(range(25), chance.randrange(1, 8))]
+        records = [(key_of(number), memoryview(block)) for number, block in blocks[load_id]]
+        world.mover.load("ram", records, load_id, world.clock.now() + chance.random())
         something()
         if chance.random() < 0.6:
             world.mover.step()
-        told |= {one.job: one for one in world.mover.completions() if isinstance(one, Loaded)}
-    told |= {one.job: one for one in world.run() if isinstance(one, Loaded)}
+        told |= {one.load_id: one for one in world.mover.completions() if isinstance(one, RecordsLoaded)}
+    told |= {one.load_id: one for one in world.run() if isinstance(one, RecordsLoaded)}
     assert sorted(told) == list(range(60))
     assert len(cancelled) > 5
-    for job, loaded in told.items():
-        for (number, block), miss in zip(blocks[job], loaded.misses, strict=True):
+    for load_id, loaded in told.items():
+        for (number, block), miss in zip(blocks[load_id], loaded.misses, strict=True):
             assert block == (bytes(BLOCK) if miss is not None else block_of(number))
-    for job, (came, contents) in cancelled.items():
-        assert [bytes(block) for _, block in blocks[job]] == contents, "something was written after the cancel"
-        assert all(told[job].misses[at] is None for at, (number, _) in enumerate(blocks[job]) if number in came)
+    for load_id, (came, contents) in cancelled.items():
+        assert [bytes(block) for _, block in blocks[load_id]] == contents, "something was written after the cancel"
+        assert all(told[load_id].misses[at] is None for at, (number, _) in enumerate(blocks[load_id]) if number in came)

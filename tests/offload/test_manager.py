@@ -14,9 +14,9 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
 from kveik.observe.events import LoadDecided
 from kveik.offload.cost import LoadCost
-from kveik.offload.loads import LoadWait
 from kveik.offload.manager import OffloadManager
-from kveik.offload.transfer import Arrived, Delete, LoadRecords, Spill
+from kveik.offload.sequence_load import LoadWait
+from kveik.offload.transfer import Arrived, Delete, LoadRecords, StoreRecord
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence as Choice
 from kveik.schedule.step_cost import StepCost
@@ -56,7 +56,7 @@ class Memory(HandCarrier):
 
     def _carry_out(self, one: object) -> None:
         super()._carry_out(one)
-        if isinstance(one, Spill):
+        if isinstance(one, StoreRecord):
             source = self.pool[one.group, one.block] if one.source is None else self.tiers[one.source][one.key, one.group]
             assert source == one.key, "another's content is stored"
             self.tiers[one.target][one.key, one.group] = source
@@ -73,7 +73,7 @@ class Memory(HandCarrier):
             return 0
         self.kv_cache.admit(number, match, len(tokens), self.now)
         self.kv_cache.grow(number, len(tokens), self.now)
-        self.spill()
+        self.put()
         seq = self.kv_cache._seqs[number]
         keys = seq.chain.extend(tokens, len(tokens) // SIZE)
         for group, blocks in enumerate(seq.blocks):
@@ -103,7 +103,7 @@ class Memory(HandCarrier):
         self.kv_cache.check()
         self.offload.check(self.open_ids)
 
-    def spill(self) -> None:
+    def put(self) -> None:
         """Before anything is written into a block that was evicted."""
         self.offload.carry_out(self.now)
         self.offload.attend(self.now)
@@ -120,7 +120,7 @@ class Memory(HandCarrier):
         """Open a sequence and begin to load all that lies below. Its number, and the tokens that should be known afterwards."""
         number, decided = self.open(tokens), len(self.decided)
         self.ask(number)
-        self.spill()
+        self.put()
         self.offload.start_loads()
         self.check()
         event = self.decided[-1] if len(self.decided) > decided else None
@@ -132,17 +132,17 @@ class Memory(HandCarrier):
         return None if load is None or not load.waited_for else next(one for one in self.loads if one.load == load.number)
 
     def waiting(self, number: int) -> list[int]:
-        """Its fetches that have not ended."""
+        """Its records that have not ended."""
         return sorted(self.offload._loads[number].remaining) if self.load_of(number) else []
 
     def copy(self, number: int, which: int, *, found: bool = True) -> None:
         load = self.load_of(number)
         assert load is not None
-        fetch = load.fetches[which]
+        record = load.records[which]
         if found:
-            self.pool[fetch.group, load.blocks[which]] = self.tiers[fetch.tier][fetch.key, fetch.group]
-        self.ended.append(Arrived(load.load, which, fetch, found=found, lost=not found))
-        self.spill()
+            self.pool[record.group, load.blocks[which]] = self.tiers[record.tier][record.key, record.group]
+        self.ended.append(Arrived(load.load, which, record, found=found, lost=not found))
+        self.put()
         self.offload.carry_out(self.now)
         self.check()
 
@@ -239,7 +239,7 @@ def test_whatever_is_loaded_lost_or_called_off_contents_are_right(
             assert memory.finish(one) <= CONTEXT or complete
             memory.close(one)
             del open_loads[one]
-        memory.spill()
+        memory.put()
         for group in range(len(windows)):
             for key, block in memory.kv_cache._groups[group].index.by_key.items():
                 assert memory.pool[group, block] == key, "a block is found that holds something else"

@@ -11,7 +11,7 @@ import torch
 from kveik.clock import StepClock, SystemClock
 from kveik.observe.events import TierState
 from kveik.offload.availability import BreakerLimits
-from kveik.offload.counts import Completion, Loaded, Probed, Stored
+from kveik.offload.counts import Probed, RecordsLoaded, RecordStored, ThreadCompletion
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw
 from kveik.offload.stores.ram import RamStore
@@ -47,16 +47,16 @@ class World:
         self.store = self.tiers[0].store
         assert isinstance(self.store, WrongStore)
 
-    def run(self) -> list[Completion]:
+    def run(self) -> list[ThreadCompletion]:
         """Everything that can be done, and what it came to."""
         while self.mover.step():
             pass
         return self.mover.completions()
 
-    def spill(self, *numbers: int, group: int = 0, tier: str = "ram") -> list[Refusal | None]:
-        """Spill, and what became of it in the end."""
+    def put(self, *numbers: int, group: int = 0, tier: str = "ram") -> list[Refusal | None]:
+        """StoreRecord, and what became of it in the end."""
         at_once = [self.mover.store(tier, key_of(number, group), block_of(number, group)) for number in numbers]
-        told = {one.key: one.refusal for one in self.run() if isinstance(one, Stored)}
+        told = {one.key: one.refusal for one in self.run() if isinstance(one, RecordStored)}
         return [told.get(key_of(number, group), refusal) for number, refusal in zip(numbers, at_once, strict=True)]
 
     def load(self, *numbers: int, group: int = 0, tier: str = "ram", deadline: float = 1e9) -> list[Miss | bytes]:
@@ -64,7 +64,7 @@ class World:
         blocks = [bytearray(CODECS[group].block_bytes) for _ in numbers]
         records = [(key_of(number, group), memoryview(block)) for number, block in zip(numbers, blocks, strict=True)]
         self.mover.load(tier, records, 1, deadline)
-        [loaded] = [one for one in self.run() if isinstance(one, Loaded)]
+        [loaded] = [one for one in self.run() if isinstance(one, RecordsLoaded)]
         return [bytes(block) if miss is None else miss for miss, block in zip(loaded.misses, blocks, strict=True)]
 
 
@@ -81,15 +81,15 @@ def blocks_of(*numbers: int, group: int = 0) -> list[bytes]:
     return [bytes(block_of(number, group)) for number in numbers]
 
 
-def test_blocks_come_back_as_they_were_spilled() -> None:
+def test_blocks_come_back_as_they_were_stored() -> None:
     world = World()
-    assert world.spill(1, 2, 3) == [None] * 3
-    assert world.spill(1, group=1) == [None]
-    assert world.load(3, 1, 4) == [*blocks_of(3, 1), Miss.ABSENT], "a block differs from what was spilled"
+    assert world.put(1, 2, 3) == [None] * 3
+    assert world.put(1, group=1) == [None]
+    assert world.load(3, 1, 4) == [*blocks_of(3, 1), Miss.ABSENT], "a block differs from what was stored"
     assert world.load(1, group=1) == blocks_of(1, group=1)
 
 
-def test_a_block_may_be_written_again_as_soon_as_it_is_spilled() -> None:
+def test_a_block_may_be_written_again_as_soon_as_it_is_stored() -> None:
     world, block = World(), bytearray(block_of(1))
     assert world.mover.store("ram", key_of(1), memoryview(block)) is None
     block[:] = bytes(len(block))
@@ -110,51 +110,51 @@ def test_int8_tiers_give_back_what_quantising_keeps() -> None:
     mover.step()
     mover.load("ram", [(key_of(1), views[1])], 1, 1e9)
     mover.step()
-    assert [type(one) for one in mover.completions()] == [Stored, Loaded]
+    assert [type(one) for one in mover.completions()] == [RecordStored, RecordsLoaded]
     assert torch.equal(back, expected)
 
 
 def test_what_finds_no_room_in_front_of_a_tier_is_dropped_and_counted() -> None:
     world = World(staging=4 * 6336)
-    assert world.mover.room("ram") == 4
+    assert world.mover.free_buffers("ram") == 4
     at_once = [world.mover.store("ram", key_of(number), block_of(number)) for number in range(6)]
     assert at_once == [None] * 4 + [Refusal.DROPPED] * 2
     assert len(world.run()) == 4
     assert happened(world.mover.snapshot("ram").counts.refusals) == {Refusal.DROPPED: 2}
-    assert world.mover.room("ram") == 4
+    assert world.mover.free_buffers("ram") == 4
 
 
 def test_a_full_tier_refuses_and_is_not_stopped() -> None:
     world = World(pages=2)
-    assert world.spill(*range(6)) == [None, None] + [Refusal.FULL] * 4
+    assert world.put(*range(6)) == [None, None] + [Refusal.FULL] * 4
     assert world.mover.snapshot("ram").state is TierState.AVAILABLE
     assert world.mover.delete("ram", [key_of(0)])
-    assert world.spill(7) == [None]
+    assert world.put(7) == [None]
 
 
 def test_moving_makes_room_above_and_keeps_the_record_below() -> None:
     world = World("ram", "disk", pages=2)
-    world.spill(1, 2)
+    world.put(1, 2)
     assert world.mover.move("ram", [key_of(1), key_of(9)], "disk")
     assert world.mover.store("ram", key_of(3), block_of(3)) is None
     told = world.run()
-    assert Stored("disk", key_of(9), Refusal.DROPPED) in told
-    assert Stored("disk", key_of(1), None) in told
-    assert Stored("ram", key_of(3), None) in told
+    assert RecordStored("disk", key_of(9), Refusal.DROPPED) in told
+    assert RecordStored("disk", key_of(1), None) in told
+    assert RecordStored("ram", key_of(3), None) in told
     assert world.load(1, 2, 3) == [Miss.ABSENT, *blocks_of(2, 3)]
     assert world.load(1, tier="disk") == blocks_of(1)
 
 
 def test_what_is_damaged_or_gone_when_it_is_moved_is_counted_where_it_was() -> None:
     world = World("ram", "disk")
-    world.spill(1, 2)
+    world.put(1, 2)
     assert isinstance(world.store, WrongStore)
     world.store.shown = lambda number, record: (
         memoryview(bytes(record[:-1]) + bytes([record[-1] ^ 1])) if number == 1 else record
     )
     world.mover.move("ram", [key_of(1), key_of(2), key_of(9)], "disk")
     told = world.run()
-    assert [Stored("disk", key_of(number), Refusal.DROPPED) in told for number in (1, 2, 9)] == [True, False, True]
+    assert [RecordStored("disk", key_of(number), Refusal.DROPPED) in told for number in (1, 2, 9)] == [True, False, True]
     assert happened(world.mover.snapshot("ram").counts.misses) == {Miss.DAMAGED: 1, Miss.ABSENT: 1}
     assert not happened(world.mover.snapshot("disk").counts.misses)
     assert world.load(1, 2, tier="disk") == [Miss.ABSENT, *blocks_of(2)]
@@ -180,13 +180,13 @@ def test_moving_between_tiers_of_different_encodings_goes_by_the_block() -> None
 
 def test_a_damaged_record_leaves_the_block_untouched() -> None:
     world = World()
-    world.spill(1)
+    world.put(1)
     assert isinstance(world.store, WrongStore)
     world.store.shown = lambda _, record: memoryview(bytes(record[:-1]) + bytes([record[-1] ^ 1]))
     block = bytearray(b"\x77" * BLOCK)
     world.mover.load("ram", [(key_of(1), memoryview(block))], 1, 1e9)
     [loaded] = world.run()
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, RecordsLoaded)
     assert loaded.misses == (Miss.DAMAGED,)
     assert block == b"\x77" * BLOCK
     assert happened(world.mover.snapshot("ram").counts.misses) == {Miss.DAMAGED: 1}
@@ -195,7 +195,7 @@ def test_a_damaged_record_leaves_the_block_untouched() -> None:
 def test_a_store_that_takes_five_seconds_a_record_is_waited_for_until_the_deadline_and_then_left() -> None:
     world = World()
     assert isinstance(world.store, WrongStore)
-    world.spill(*range(40))
+    world.put(*range(40))
 
     def slow(number: int, record: memoryview) -> memoryview:
         world.clock.advance(5.0)
@@ -211,9 +211,9 @@ def test_a_store_that_takes_five_seconds_a_record_is_waited_for_until_the_deadli
 
 def test_nothing_is_put_behind_a_read_that_does_not_come_back() -> None:
     world = World()
-    world.spill(1)
+    world.put(1)
     assert isinstance(world.store, WrongStore)
-    refused: list[Completion] = []
+    refused: list[ThreadCompletion] = []
 
     def hang(number: int) -> None:
         world.clock.advance(2.5)
@@ -222,7 +222,7 @@ def test_nothing_is_put_behind_a_read_that_does_not_come_back() -> None:
 
     world.store.gets = hang
     world.load(1)
-    assert [one.misses for one in refused if isinstance(one, Loaded)] == [(Miss.REFUSED,)]
+    assert [one.misses for one in refused if isinstance(one, RecordsLoaded)] == [(Miss.REFUSED,)]
 
 
 def raise_on(number: int, *, every: int) -> None:
@@ -245,15 +245,15 @@ def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) 
     store.puts = puts
     store.gets = lambda number: [None] * 3 if number % 13 == 0 else raise_on(number // 4, every=5)
     store.shown = lambda number, record: memoryview(bytes(9)) if number % 7 == 0 else record
-    spilled = loads = 0
-    for job in range(1000):
+    stored = loads = 0
+    for load_id in range(1000):
         clock.advance(chance.random() * 0.5)
         number = chance.randrange(30)
         if chance.random() < 0.5:
-            spilled += world.mover.store("ram", key_of(number), block_of(number)) is None
+            stored += world.mover.store("ram", key_of(number), block_of(number)) is None
         elif chance.random() < 0.8:
             block = bytearray(BLOCK)
-            world.mover.load("ram", [(key_of(number), memoryview(block))], job, clock.now() + 1.0)
+            world.mover.load("ram", [(key_of(number), memoryview(block))], load_id, clock.now() + 1.0)
             loads += 1
         else:
             world.mover.delete("ram", [key_of(number)])
@@ -262,9 +262,9 @@ def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) 
         for one in world.mover.completions():
             told[type(one).__name__] += 1
     told.update(type(one).__name__ for one in world.run())
-    assert told == {"Stored": spilled, "Loaded": loads}, "an answer is missing or told twice"
+    assert told == {"RecordStored": stored, "RecordsLoaded": loads}, "an answer is missing or told twice"
     state = world.mover.snapshot("ram")
-    assert world.mover.room("ram") == 8, "a buffer is lost"
+    assert world.mover.free_buffers("ram") == 8, "a buffer is lost"
     assert state.loads_waiting == 0
     assert state.counts.errors > 10
     assert state.counts.records_stored > 20
@@ -275,20 +275,20 @@ def test_a_thousand_operations_on_a_store_that_does_everything_wrong(seed: int) 
     store.check()
     clock.advance(100.0)
     store.puts, store.gets, store.shown = (lambda _: None), (lambda _: None), (lambda _, record: record)
-    assert world.spill(1) == [None]
+    assert world.put(1) == [None]
     assert world.load(1) == blocks_of(1)
 
 
 def test_asking_which_records_are_there() -> None:
     world = World()
-    world.spill(1, 3)
+    world.put(1, 3)
     world.mover.probe("ram", [key_of(1), key_of(2), key_of(3)], 7, 1e9)
     assert world.run() == [Probed("ram", 7, (key_of(1), key_of(2), key_of(3)), (True, False, True))]
 
 
 def test_samples_are_told_once() -> None:
     world = World()
-    world.spill(1, 2)
+    world.put(1, 2)
     world.load(1)
     assert [(one.writing, one.records) for one in world.mover.samples("ram")] == [(True, 2), (False, 1)]
     assert world.mover.samples("ram") == []
@@ -302,7 +302,7 @@ def threaded(wake: Callable[[], None] = lambda: None) -> tuple[Mover, WrongStore
     return mover, store
 
 
-def test_draining_waits_for_all_that_was_spilled() -> None:
+def test_draining_waits_for_all_that_was_stored() -> None:
     mover, store = threaded()
     refused = [mover.store("ram", key_of(number), block_of(number)) for number in range(50)]
     assert refused == [None] * 50
@@ -342,6 +342,6 @@ def test_threads_live_on_and_who_waits_is_woken_though_waking_fails() -> None:
     store.puts = lambda number: None
     mover.store("ram", key_of(2), block_of(2))
     assert mover.drain(SystemClock().now() + 60)
-    told = [(one.key, one.refusal) for one in mover.completions() if isinstance(one, Stored)]
+    told = [(one.key, one.refusal) for one in mover.completions() if isinstance(one, RecordStored)]
     assert told == [(key_of(1), Refusal.FAILED), (key_of(2), None)]
     mover.close()

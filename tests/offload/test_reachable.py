@@ -13,7 +13,7 @@ from kveik.clock import StepClock, SystemClock
 from kveik.observe.events import TierState
 from kveik.offload import mover as mover_module
 from kveik.offload.availability import AVAILABLE, BreakerLimits
-from kveik.offload.counts import Stored
+from kveik.offload.counts import RecordStored
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.record import Refusal
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
@@ -129,7 +129,7 @@ def test_a_server_that_is_unavailable_is_asked_once_per_pause_and_only_where_not
     assert not mover.step()
     assert mover.store("remote", key_of(1), block_of(1)) is None
     mover.step()
-    assert mover.completions() == [Stored("remote", key_of(1), Refusal.FAILED)]
+    assert mover.completions() == [RecordStored("remote", key_of(1), Refusal.FAILED)]
     for _ in range(4):
         for _ in range(5):
             mover.check_tiers()

@@ -80,7 +80,7 @@ def test_damaged_values_are_misses_and_can_be_swept_out(server: Server) -> None:
     server.tell("SET", store.server_key(key_of(2)), b"short")
     server.tell("DEL", store.server_key(key_of(3)))
     assert read(store, [1, 2, 3]) == [Miss.DAMAGED, Miss.TORN, Miss.ABSENT]
-    assert verify(store, forget=True).sound == 0
+    assert verify(store, remove=True).sound == 0
     assert store.records == 0
     store.close()
 

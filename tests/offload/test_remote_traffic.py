@@ -10,7 +10,7 @@ import pytest
 
 from kveik.clock import SystemClock
 from kveik.offload.availability import BreakerLimits
-from kveik.offload.counts import Loaded, Stored
+from kveik.offload.counts import RecordsLoaded, RecordStored
 from kveik.offload.mover import MovedTier, Mover
 from kveik.offload.stores.record import Miss, Refusal
 from kveik.offload.stores.remote import RemoteLimits, RemoteStore
@@ -20,7 +20,7 @@ from tests.offload.test_mover import BLOCK, CODECS, FORMATS, block_of
 
 
 class Traffic:
-    """Spills and loads of twenty blocks through a mover with threads, judged to the byte."""
+    """Stores and loads of twenty blocks through a mover with threads, judged to the byte."""
 
     def __init__(self, server: Server, timeout: float) -> None:
         self.clock = SystemClock()
@@ -55,10 +55,10 @@ class Traffic:
             self.woken.wait(1.0)
             self.woken.clear()
         for one in found:
-            if isinstance(one, Stored):
+            if isinstance(one, RecordStored):
                 self.told[one.refusal or "stored"] += 1
-            elif isinstance(one, Loaded):
-                [miss], (number, block) = one.misses, self.blocks.pop(one.job)
+            elif isinstance(one, RecordsLoaded):
+                [miss], (number, block) = one.misses, self.blocks.pop(one.load_id)
                 assert block == (block_of(number) if miss is None else bytes(BLOCK))
                 self.told[miss or "loaded"] += 1
 

@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from kveik.offload.load_job import Load
+from kveik.offload.block_load import BlockLoad
 from kveik.offload.mover import Mover
 from kveik.offload.stores.encode import Raw
 from kveik.offload.writer import Staging
 from tests.offload.test_loading import test_nothing_is_written_after_a_cancel_whenever_it_comes as cancels
 from tests.offload.test_mover import test_a_thousand_operations_on_a_store_that_does_everything_wrong as thousand
-from tests.offload.test_mover import test_blocks_come_back_as_they_were_spilled as come_back
+from tests.offload.test_mover import test_blocks_come_back_as_they_were_stored as come_back
 
 
 def cancel_not_heard(patch: pytest.MonkeyPatch) -> None:
     """A load that was called off is written all the same."""
-    patch.setattr(Load, "call_off", lambda self: set())
+    patch.setattr(BlockLoad, "call_off", lambda self: set())
 
 
 def answers_told_twice(patch: pytest.MonkeyPatch) -> None:
@@ -27,14 +27,14 @@ def answers_told_twice(patch: pytest.MonkeyPatch) -> None:
 
 def buffers_lost(patch: pytest.MonkeyPatch) -> None:
     """A tenth of the buffers in front of a tier is not given back."""
-    give_back, count = Staging.give_back, [0]
+    free, count = Staging.free, [0]
 
     def leak(self: Staging, number: int) -> None:
         count[0] += 1
         if count[0] % 40:
-            give_back(self, number)
+            free(self, number)
 
-    patch.setattr(Staging, "give_back", leak)
+    patch.setattr(Staging, "free", leak)
 
 
 def block_cut_short(patch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ FAULTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[Callable[[], None], str
     cancel_not_heard: (cancels, "something was written after the cancel"),
     answers_told_twice: (thousand, "an answer is missing or told twice"),
     buffers_lost: (thousand, "a buffer is lost"),
-    block_cut_short: (come_back, "a block differs from what was spilled"),
+    block_cut_short: (come_back, "a block differs from what was stored"),
 }
 
 

@@ -14,7 +14,7 @@ from kveik.cache.eviction.tenants import Grant, TenantPolicy
 from kveik.cache.facts import Inserted, Used
 from kveik.offload.tier import Tier, TierSpec, Writes
 from kveik.offload.tier_chain import TierChain
-from kveik.offload.transfer import Clear, Delete, Fetch, Spill
+from kveik.offload.transfer import Clear, Delete, RecordLoad, StoreRecord
 from tests.cache.eviction.making import chain, drawn_chain
 from tests.offload.making import Stores, chained, evicted, hazard, offer, seen, tier
 from tests.seeds import over_seeds
@@ -24,10 +24,10 @@ def test_what_one_tier_gives_up_goes_to_the_next_before_it_is_removed() -> None:
     one = chained(tier(1), tier(1, name="disk"))
     stores = Stores(one)
     offer(one, b"a", 1, 0.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 0, 0)]
+    assert one.take_transfers() == [StoreRecord(b"a", 0, None, 0, 0)]
     one.stored(0, b"a", 0)
     offer(one, b"b", 1, 1.0)
-    assert one.take_orders() == [Spill(b"a", 0, 0, 1), Delete(b"a", 0, 0), Spill(b"b", 0, None, 0, 0)]
+    assert one.take_transfers() == [StoreRecord(b"a", 0, 0, 1), Delete(b"a", 0, 0), StoreRecord(b"b", 0, None, 0, 0)]
     assert stores.waiting == []
 
 
@@ -77,19 +77,19 @@ def test_what_a_shared_server_is_given_up_of_is_forgotten_and_not_removed() -> N
     assert stores.records == [{(b"a", 0), (b"b", 0)}]
     assert one.unknown([b"a", b"b"]) == [(0, [b"a"])]
     one.reset()
-    assert one.take_orders() == []
+    assert one.take_transfers() == []
 
 
 def test_what_is_being_written_is_neither_found_nor_given_up() -> None:
     one = chained(tier(1))
     offer(one, b"a", 1, 0.0)
     offer(one, b"b", 1, 1.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 0, 0)]
+    assert one.take_transfers() == [StoreRecord(b"a", 0, None, 0, 0)]
     assert not one.found([b"a"], (0, 0), lambda *_: False)
     one.stored(0, b"a", 0)
     assert one.found([b"a"], (0, 0), lambda *_: False)
     offer(one, b"b", 1, 2.0)
-    assert one.take_orders() == [Delete(b"a", 0, 0), Spill(b"b", 0, None, 0, 0)]
+    assert one.take_transfers() == [Delete(b"a", 0, 0), StoreRecord(b"b", 0, None, 0, 0)]
 
 
 def test_a_hit_stays_until_it_is_loaded_although_the_tier_is_full() -> None:
@@ -100,15 +100,15 @@ def test_a_hit_stays_until_it_is_loaded_although_the_tier_is_full() -> None:
         offer(one, key, 1, 0.0)
     stores.work()
     below = one.found(keys[:4], (0, 0), lambda *_: False)
-    fetches = below.fetches(len(below.cuts) - 1)
-    assert [fetch.place for fetch in fetches] == [0, 1, 2, 3]
-    one.pin(fetches)
+    records = below.records(len(below.cuts) - 1)
+    assert [record.place for record in records] == [0, 1, 2, 3]
+    one.pin(records)
     for number in range(6):
         offer(one, bytes([100 + number]), 1, 1.0)
         stores.work()
     assert {(key, 0) for key in keys[:4]} <= stores.records[0]
-    for fetch in fetches:
-        one.loaded(fetch, found=True)
+    for record in records:
+        one.loaded(record, found=True)
     for number in range(8):
         offer(one, bytes([200 + number]), 1, 2.0)
         stores.work()
@@ -121,9 +121,9 @@ def test_a_damaged_record_is_forgotten_and_its_room_is_free() -> None:
     stores = Stores(one)
     offer(one, b"a", 1, 0.0)
     stores.work()
-    fetch = Fetch(b"a", 0, 0, 0)
-    one.pin([fetch])
-    one.loaded(fetch, found=False)
+    record = RecordLoad(b"a", 0, 0, 0)
+    one.pin([record])
+    one.loaded(record, found=False)
     one.check()
     assert one.tiers[0].bytes_used == 0
     assert not one.found([b"a"], (0, 0), lambda *_: False)
@@ -132,7 +132,7 @@ def test_a_damaged_record_is_forgotten_and_its_room_is_free() -> None:
 def test_a_record_that_is_too_large_for_a_tier_is_offered_to_the_next() -> None:
     one = chained(tier(1, sizes=(2,)), tier(4, sizes=(2,), name="disk"))
     offer(one, b"a", 1, 0.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 1, 0)]
+    assert one.take_transfers() == [StoreRecord(b"a", 0, None, 1, 0)]
 
 
 def test_what_is_there_already_is_written_no_second_time_and_goes_no_further() -> None:
@@ -148,7 +148,7 @@ def test_writing_through_writes_at_once_and_to_those_tiers_alone() -> None:
     one = chained(tier(4), tier(4, name="disk", writes="write-through"))
     stores = Stores(one)
     one.absorb([Inserted(b"a", 1, b"", (0, 0))], 0.0)
-    assert one.take_orders() == [Spill(b"a", 0, None, 1, 0)]
+    assert one.take_transfers() == [StoreRecord(b"a", 0, None, 1, 0)]
     one.stored(1, b"a", 0)
     offer(one, b"a", 1, 1.0)
     stores.work()
@@ -210,7 +210,7 @@ def test_what_a_store_has_from_an_earlier_life_is_found_within_its_bound() -> No
     one = chained(tier(3, name="disk"))
     keys = chain(1, 2, 3, 4)
     one.adopt(0, [(key, 0) for key in keys], 0.0)
-    assert one.take_orders() == [Delete(keys[3], 0, 0)]
+    assert one.take_transfers() == [Delete(keys[3], 0, 0)]
     assert one.found(keys, (0, 0), lambda *_: False).cuts.tolist() == [0, 1, 2, 3]
     one.check()
 
@@ -222,8 +222,8 @@ def test_at_the_end_the_most_valuable_is_saved_first_and_beginnings_before_ends(
     offer(one, b"ram", 1, 0.0)
     stores.work()
     one.retire(evicted(chain(1, 2, 3), 1), 5.0)
-    orders = one.take_orders()
-    assert orders == [*(Spill(key, 0, None, 1, 0) for key in chain(1, 2, 3)), Spill(b"ram", 0, 0, 1)]
+    orders = one.take_transfers()
+    assert orders == [*(StoreRecord(key, 0, None, 1, 0) for key in chain(1, 2, 3)), StoreRecord(b"ram", 0, 0, 1)]
 
 
 def test_an_emptied_cache_is_empty_below_too_and_what_was_on_its_way_goes_when_it_arrives() -> None:
@@ -238,13 +238,13 @@ def test_an_emptied_cache_is_empty_below_too_and_what_was_on_its_way_goes_when_i
     offer(one, b"b", 1, 0.0)
     one.check()
     stores.work()
-    assert isinstance(stores.chain.take_orders(), list)
+    assert isinstance(stores.chain.take_transfers(), list)
     assert stores.records == [set()]
     assert len(one.tiers[0]) == one.tiers[0].bytes_used == 0
     offer(one, b"b", 1, 0.0)
     stores.work()
     assert stores.records == [{(b"b", 0)}]
-    assert Clear(0) not in one.take_orders()
+    assert Clear(0) not in one.take_transfers()
 
 
 def test_hints_of_requests_bound_what_a_tier_gives_up() -> None:
@@ -283,7 +283,7 @@ def test_what_an_earlier_life_left_counts_for_whoever_uses_it() -> None:
     keys = chain(1, 2, 3, 4)
     one.adopt(0, [(key, 0) for key in keys], 0.0)
     one.absorb([Used(Visit(keys, 0, 10, 1.0, 1.0, None, b"a"))], 0.0)
-    assert len(one.take_orders()) == 2
+    assert len(one.take_transfers()) == 2
     assert policy.amount(policy.party(b"a")) == 2
     one.check()
 
@@ -308,7 +308,7 @@ def test_the_chain_believes_what_the_stores_have(make: Callable[[], EvictionPoli
         tier(23, sizes=(4, 2), policy=make(), name="disk", writes=writes, factor=factor),
         windows=(None, 5),
     )
-    stores, pinned = Stores(one, chance, failing=0.2), list[Fetch]()
+    stores, pinned = Stores(one, chance, failing=0.2), list[RecordLoad]()
     for _ in range(400):
         now += chance.expovariate(1.0)
         keys = drawn_chain(chance)
@@ -329,18 +329,18 @@ def test_the_chain_believes_what_the_stores_have(make: Callable[[], EvictionPoli
                 stores.work(chance.randrange(4))
             case 4:
                 below = one.found(keys, (0, 0), lambda *_: False)
-                fetches = below.fetches(len(below.cuts) - 1)
-                one.pin(fetches)
-                pinned += fetches
+                records = below.records(len(below.cuts) - 1)
+                one.pin(records)
+                pinned += records
             case 5:
                 while pinned and chance.random() < 0.8:
-                    fetch = pinned.pop(chance.randrange(len(pinned)))
-                    there = (fetch.key, fetch.group) in stores.records[fetch.tier]
+                    record = pinned.pop(chance.randrange(len(pinned)))
+                    there = (record.key, record.group) in stores.records[record.tier]
                     assert there, "a pinned record went"
-                    lost = chance.random() < 0.1 and not any(other.key == fetch.key for other in pinned)
+                    lost = chance.random() < 0.1 and not any(other.key == record.key for other in pinned)
                     if lost:
-                        stores.records[fetch.tier].remove((fetch.key, fetch.group))
-                    one.loaded(fetch, found=not lost)
+                        stores.records[record.tier].remove((record.key, record.group))
+                    one.loaded(record, found=not lost)
             case 6 if chance.random() < 0.05 and not pinned:
                 one.reset()
         one.check()

@@ -36,7 +36,7 @@ def test_a_full_group_is_found_up_to_its_first_gap_each_block_in_the_nearest_tie
     below = find_below(groups_of((None,)), tiers, keys_of(6), (0, 0), SIZE, lambda *_: False)
     assert below.cuts.tolist() == [0, 1, 2, 3]
     assert below.prospect.sizes.tolist() == [[0, 0, 10, 10], [0, 10, 10, 20]]
-    assert [(fetch.place, fetch.tier) for fetch in below.fetches(3)] == [(0, 1), (1, 0), (2, 1)]
+    assert [(record.place, record.tier) for record in below.records(3)] == [(0, 1), (1, 0), (2, 1)]
 
 
 def test_a_windowed_group_needs_only_the_blocks_of_its_window() -> None:
@@ -45,7 +45,7 @@ def test_a_windowed_group_needs_only_the_blocks_of_its_window() -> None:
     below = find_below(groups_of((None, 5)), tiers, keys_of(4), (0, 0), SIZE, lambda *_: False)
     assert below.cuts.tolist() == [0, 4]
     assert below.prospect.sizes.tolist() == [[0, 41]]
-    assert [(fetch.group, fetch.place) for fetch in below.fetches(1)] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3)]
+    assert [(record.group, record.place) for record in below.records(1)] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3)]
 
 
 def test_what_the_pool_has_is_not_loaded_though_its_own_hit_ends_before_it() -> None:
@@ -53,14 +53,14 @@ def test_what_the_pool_has_is_not_loaded_though_its_own_hit_ends_before_it() -> 
     tiers = filled([{(1, 3), (0, 0)}], (10, 1))
     below = find_below(groups_of((None, 5)), tiers, keys_of(4), (0, 0), SIZE, lambda group, _: group == 0)
     assert below.prospect.sizes.tolist() == [[0, 1]]
-    assert [(fetch.group, fetch.place) for fetch in below.fetches(1)] == [(1, 3)]
+    assert [(record.group, record.place) for record in below.records(1)] == [(1, 3)]
 
 
 def test_nothing_below_is_nothing_to_load() -> None:
     below = find_below(groups_of((None,)), filled([set()], (10,)), keys_of(3), (6, 1), SIZE, lambda *_: False)
     assert not below
     assert below.prospect.tokens.tolist() == [6]
-    assert below.fetches(0) == ()
+    assert below.records(0) == ()
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 5), (3, None, 9), (6,), (4, 9)])
@@ -82,10 +82,10 @@ def test_every_cut_is_one_by_definition_and_costs_what_it_loads(windows: Sequenc
     for number, cut in enumerate(cuts, start=1):
         wanted = needed(windows, cut * SIZE, cut) - pool
         first = {one: next(tier for tier, places in enumerate(held) if one in places) for one in wanted}
-        fetches = below.fetches(number)
-        assert {(fetch.group, fetch.place): fetch.tier for fetch in fetches} == first
-        assert [fetch.place for fetch in fetches] == sorted(fetch.place for fetch in fetches)
-        assert all(fetch.key == keys[fetch.place] for fetch in fetches)
+        records = below.records(number)
+        assert {(record.group, record.place): record.tier for record in records} == first
+        assert [record.place for record in records] == sorted(record.place for record in records)
+        assert all(record.key == keys[record.place] for record in records)
         loaded = [sum(sizes[group] for (group, _), tier in first.items() if tier == one) for one in range(len(held))]
         assert below.prospect.sizes[:, number].tolist() == loaded
 

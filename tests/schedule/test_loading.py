@@ -55,11 +55,11 @@ class Below:
         self.offload.carry_out(self.desk.now)
 
     def arrive(self, load: LoadRecords) -> None:
-        for number in range(len(load.fetches)):
+        for number in range(len(load.records)):
             self.tell(load, number, found=True)
 
     def tell(self, load: LoadRecords, number: int, *, found: bool) -> None:
-        self.carrier.ended.append(Arrived(load.load, number, load.fetches[number], found, lost=not found))
+        self.carrier.ended.append(Arrived(load.load, number, load.records[number], found, lost=not found))
 
 
 def below(*, blocks: int = 24, load_seconds: float = 0.1, token_seconds: float = 1.0) -> Below:
@@ -99,7 +99,7 @@ def test_a_sequence_waits_for_its_load_and_computes_only_the_rest() -> None:
     made.step()
     assert (one.status, made.offload.loading) == (Status.WAITING, 1)
     (load,) = made.loads
-    assert [fetch.place for fetch in load.fetches] == list(range(KNOWN // SIZE))
+    assert [record.place for record in load.records] == list(range(KNOWN // SIZE))
     made.arrive(load)
     made.step()
     assert (one.cached_tokens, one.loaded_tokens) == (KNOWN, {"ram": KNOWN})
@@ -199,5 +199,5 @@ def test_behind_a_gap_nothing_is_waited_for() -> None:
     made.tell(load, 2, found=False)
     made.step()
     assert (one.cached_tokens, one.loaded_tokens) == (2 * SIZE, {"ram": 2 * SIZE})
-    assert made.offload.chain.tiers[0].stored(load.fetches[2].key) == 0
+    assert made.offload.chain.tiers[0].stored(load.records[2].key) == 0
     assert made.cancelled == [load.load]

@@ -17,7 +17,7 @@ from kveik.cache.keys import KeySpace
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.load_reservations import LoadReservations
 from kveik.offload.manager import OffloadManager
-from kveik.offload.transfer import Cancel, Spill
+from kveik.offload.transfer import Cancel, StoreRecord
 from kveik.schedule.plan import StepPlan
 from kveik.schedule.policy import FirstCome, PriorityWithAging
 from kveik.schedule.running_batch import RunningBatch
@@ -245,14 +245,14 @@ def late_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedTiers, "cancel", lambda self, load: [])
 
 
-def spilled_too_late(patch: pytest.MonkeyPatch) -> None:
+def stored_too_late(patch: pytest.MonkeyPatch) -> None:
     """What was given up is copied a step later, when something else stands there."""
     carry_out, kept = SimulatedTiers.carry_out, []
 
     def carry_out_later(self: SimulatedTiers, transfers: Any) -> None:
         now = list(transfers)
-        late, kept[:] = list(kept), [one for one in now if isinstance(one, Spill)]
-        carry_out(self, [*late, *(one for one in now if not isinstance(one, Spill))])
+        late, kept[:] = list(kept), [one for one in now if isinstance(one, StoreRecord)]
+        carry_out(self, [*late, *(one for one in now if not isinstance(one, StoreRecord))])
 
     patch.setattr(SimulatedTiers, "carry_out", carry_out_later)
 
@@ -278,7 +278,7 @@ def load_not_held(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS_BELOW = {
     late_write: OTHER_CONTENT,
-    spilled_too_late: "a block is spilled before it was written",
+    stored_too_late: "a block is stored before it was written",
     believed_before_it_came: OTHER_CONTENT,
     load_not_held: "a block is free and held",
 }

@@ -18,12 +18,12 @@ from kveik.offload.transfer import (
     Clear,
     Completion,
     Delete,
-    Fetch,
     LoadRecords,
     Probe,
-    Spill,
+    RecordLoad,
     Stored,
-    StoreRoom,
+    StoreRecord,
+    StoreUsage,
     Transfer,
 )
 from tests.worlds.memory import MemoryExecutor
@@ -39,7 +39,7 @@ class Coming:
 
     load: int
     number: int
-    fetch: Fetch
+    record: RecordLoad
     block: int
     due: float
     content: Content | None
@@ -68,7 +68,7 @@ class SimulatedTiers:
         self.mailbox, self.unsettled = Mailbox(), False
         self.capacities = [tier.spec.capacity_bytes for tier in chain.tiers]
         self.records: list[dict[tuple[bytes, int], Content]] = [{} for _ in chain.tiers]
-        self.spilled: list[tuple[float, Stored]] = []
+        self.stored: list[tuple[float, Stored]] = []
         self.coming: list[Coming] = []
         self.asked: list[tuple[float, Probe]] = []
         self.ended: list[Completion] = []
@@ -76,14 +76,14 @@ class SimulatedTiers:
         self.failing = chance.choice((0.0, 0.0, 0.1))
         self.loads = self.landed = self.cancelled = self.found = 0
 
-    def room(self, tier: int) -> StoreRoom:
-        return StoreRoom(0, self.capacities[tier])
+    def usage(self, tier: int) -> StoreUsage:
+        return StoreUsage(0, self.capacities[tier])
 
     def deliver(self, now: float) -> None:
         """What has ended by now is told when the offload manager attends."""
         self.now = now
-        self.ended += [one for due, one in self.spilled if due <= now]
-        self.spilled = [(due, one) for due, one in self.spilled if due > now]
+        self.ended += [one for due, one in self.stored if due <= now]
+        self.stored = [(due, one) for due, one in self.stored if due > now]
         for due, probe in [one for one in self.asked if one[0] <= now]:
             self.asked.remove((due, probe))
             self._answer(probe)
@@ -108,21 +108,21 @@ class SimulatedTiers:
         self.ended.append(Answered(probe.load, probe.tier, found))
 
     def _arrive(self, one: Coming) -> Arrived:
-        record = (one.fetch.key, one.fetch.group)
+        record = (one.record.key, one.record.group)
         lost = self.chance.random() < self.failing
         if lost:
-            self.records[one.fetch.tier].pop(record, None)
+            self.records[one.record.tier].pop(record, None)
         found = one.content is not None and not lost
         if found and one.content is not None:
-            self.executor.slots[one.fetch.group][one.block] = list(one.content)
+            self.executor.slots[one.record.group][one.block] = list(one.content)
             self.landed += 1
-        return Arrived(one.load, one.number, one.fetch, found, lost=not found and (lost or self.chance.random() < 0.5))
+        return Arrived(one.load, one.number, one.record, found, lost=not found and (lost or self.chance.random() < 0.5))
 
     def carry_out(self, transfers: Iterable[Transfer]) -> None:
         for one in transfers:
             match one:
-                case Spill():
-                    self._spill(one)
+                case StoreRecord():
+                    self._store(one)
                 case Delete(key, group, tier):
                     self.records[tier].pop((key, group), None)
                 case Clear(tier):
@@ -135,25 +135,25 @@ class SimulatedTiers:
                     self.cancelled += 1
                     self.coming = [other for other in self.coming if other.load != load]
 
-    def _spill(self, order: Spill) -> None:
+    def _store(self, order: StoreRecord) -> None:
         record, content = (order.key, order.group), None
         if order.source is not None:
             content = self.records[order.source].get(record)
         else:
             assert order.block is not None
             content = list(self.executor.slots[order.group][order.block])
-            assert None not in content, "a block is spilled before it was written"
-            assert RUBBISH not in content, "a block is spilled before it has arrived"
+            assert None not in content, "a block is stored before it was written"
+            assert RUBBISH not in content, "a block is stored before it has arrived"
         stored = content is not None and self.chance.random() >= self.failing
         if stored and content is not None:
             self.records[order.target][record] = content
         due = self.now + self.chance.randrange(3)
-        self.spilled.append((due, Stored(order.key, order.group, order.target, stored)))
+        self.stored.append((due, Stored(order.key, order.group, order.target, stored)))
 
     def _load(self, load: LoadRecords) -> None:
         self.loads += 1
-        for number, (fetch, block) in enumerate(zip(load.fetches, load.blocks, strict=True)):
-            content = self.records[fetch.tier].get((fetch.key, fetch.group))
-            self.executor.slots[fetch.group][block] = [RUBBISH] * self.executor.size
+        for number, (record, block) in enumerate(zip(load.records, load.blocks, strict=True)):
+            content = self.records[record.tier].get((record.key, record.group))
+            self.executor.slots[record.group][block] = [RUBBISH] * self.executor.size
             due = self.now + self.chance.randrange(self.slowest + 1)
-            self.coming.append(Coming(load.load, number, fetch, block, due, content))
+            self.coming.append(Coming(load.load, number, record, block, due, content))

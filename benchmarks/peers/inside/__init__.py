@@ -1,1 +1,1 @@
-"""What runs inside the engines' own processes, each in its own environment."""
+"""Programs inside the engines' own processes, each in its own environment."""

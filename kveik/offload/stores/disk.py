@@ -119,15 +119,15 @@ class DiskStore:
         """Records when the folder was left; None: it has not been entered yet."""
 
         self._pause, self._again, self._synced = PAUSE_SECONDS, clock.now(), clock.now()
-        self._room = DiskBound(plan.slots_bytes, sum(plan.sizes))
+        self._bound = DiskBound(plan.slots_bytes, sum(plan.sizes))
         self._bytes_used = 0
         with self._changing():
             self._enter(first=True)
 
     @property
     def usable_bytes(self) -> int:
-        """Less while the disk is full: deletions make room for new records."""
-        return self._room.bytes
+        """Less while the disk is full: deletions make space for new records."""
+        return self._bound.bytes
 
     @property
     def bytes_used(self) -> int:
@@ -189,18 +189,18 @@ class DiskStore:
             if (folder := self._folder) is not None:
                 for key in keys:
                     # Until the index has recorded it, it names a slot that may hold another record: a miss.
-                    folder.slots.forget(key)
+                    folder.slots.remove(key)
             if (folder := self._ready()) is not None:
                 self._record(folder, [])
 
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         return iter([] if self._folder is None else self._folder.slots.items())
 
-    def give_back(self) -> None:
+    def release_space(self) -> None:
         with self._changing():
             if (folder := self._ready()) is not None:
                 with self._watched():
-                    folder.give_back(self._plan)
+                    folder.release_space(self._plan)
                     self.pending.settle()
                     self._went_well(folder)
 
@@ -288,7 +288,7 @@ class DiskStore:
             return True
         with self._watched():
             try:
-                folder.record(self._plan, written, self.pending, tight=self._room.is_narrow)
+                folder.record(self._plan, written, self.pending, tight=self._bound.is_narrow)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -340,15 +340,15 @@ class DiskStore:
             self._leave()
         if self._folder is None:
             self._enter(first=False)
-        if self._folder is not None and self._room.may_ask(self._clock.now()):
+        if self._folder is not None and self._bound.may_ask(self._clock.now()):
             self._widen(self._folder)
         return self._folder if self._folder is not None and self._folder.writable else None
 
     def _narrow(self, folder: OpenFolder) -> None:
         """The disk is full: the space that it has, less the index's, is the bound until it has more."""
-        folder.slots.give_back()
-        self._room.narrow(folder.slots.bytes - folder.spare_bytes, self._clock.now())
-        folder.slots.room_bytes = self._room.bytes
+        folder.slots.release_space()
+        self._bound.narrow(folder.slots.bytes - folder.spare_bytes, self._clock.now())
+        folder.slots.usable_bytes = self._bound.bytes
         self._reason = DISK_FULL
 
     def _widen(self, folder: OpenFolder) -> None:
@@ -357,13 +357,13 @@ class DiskStore:
             found = os.statvfs(self.folder)
         except OSError:
             return
-        self._room.widen(folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes, self._clock.now())
-        folder.slots.room_bytes = self._room.bytes
+        self._bound.widen(folder.slots.bytes + found.f_bavail * found.f_frsize - folder.spare_bytes, self._clock.now())
+        folder.slots.usable_bytes = self._bound.bytes
         if not self._is_full(folder):
             self._reason = None
 
     def _is_full(self, folder: OpenFolder) -> bool:
-        return self._room.is_narrow and folder.slots.bytes + sum(self._plan.sizes) > self._room.bytes
+        return self._bound.is_narrow and folder.slots.bytes + sum(self._plan.sizes) > self._bound.bytes
 
     def _enter(self, *, first: bool) -> None:
         self._reason = None
@@ -375,7 +375,7 @@ class DiskStore:
                     raise
                 self._fail(error.message)
         if self._folder is not None:
-            self._folder.slots.room_bytes = self._room.bytes
+            self._folder.slots.usable_bytes = self._bound.bytes
             if not self._folder.writable:
                 self._fail("the folder can only be read")
 

@@ -219,9 +219,9 @@ class OpenFolder:
         """Bytes that a full disk should have left: the index grows to its bound, and is written anew beside itself."""
         return 2 * self.tight_bytes
 
-    def give_back(self, plan: FolderPlan) -> None:
+    def release_space(self, plan: FolderPlan) -> None:
         """Take no more than the records need. Raises what the index raises."""
-        self.slots.give_back()
+        self.slots.release_space()
         self.index.begin(plan.description, self.slots.places())
 
     def record(

@@ -38,7 +38,7 @@ class RamStore:
         self.formats: Sequence[RecordFormat] = tuple(formats)
         self._clock = clock
         sizes = [slot_bytes(one.record_bytes) for one in formats]
-        self._slots = Slots(sizes, capacity_bytes, self._give_back)
+        self._slots = Slots(sizes, capacity_bytes, self._make_holes)
         self._regions = [
             address_space(capacity_bytes // size * size, "the tier in RAM", _ADVICE, counted=False) for size in sizes
         ]
@@ -70,13 +70,13 @@ class RamStore:
 
     def delete_many(self, keys: Sequence[RecordKey]) -> None:
         for key in keys:
-            self._slots.forget(key)
+            self._slots.remove(key)
 
     def contents(self) -> Iterator[tuple[RecordKey, int]]:
         return iter(self._slots.items())
 
-    def give_back(self) -> None:
-        self._slots.give_back()
+    def release_space(self) -> None:
+        self._slots.release_space()
 
     def clear(self) -> None:
         self._slots.clear()
@@ -118,7 +118,7 @@ class RamStore:
         start = slot * self._slots.size(group)
         return self._memory[group][start : start + size]
 
-    def _give_back(self, group: int, first: int, count: int) -> bool:
+    def _make_holes(self, group: int, first: int, count: int) -> bool:
         size = self._slots.size(group)
         self._regions[group].madvise(mmap.MADV_DONTNEED, first * size, count * size)
         return True

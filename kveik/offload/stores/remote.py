@@ -186,7 +186,7 @@ class RemoteStore:
         """Records that this engine wrote and that have not expired; those of others are found by `probe_many` only."""
         return iter(self._written.entries(self._clock.now()))
 
-    def give_back(self) -> None:
+    def release_space(self) -> None:
         """Does nothing: the server manages its memory."""
 
     def clear(self) -> None:

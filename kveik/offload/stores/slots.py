@@ -2,12 +2,12 @@
 
     slots of a group, all of one size:   0 1 2 3 4 5 6 │ end
                                          R f R h R r f
-    R  holds a record           r  forgotten, but somebody still reads it; then free
-    f  free, memory kept        h  a hole: free, its memory given back
+    R  holds a record           r  removed, but still read; then free
+    f  free, memory kept        h  a hole: free, its memory released
 
 A new record takes a free slot of its group, the lowest first; else a hole or a slot at the end, when the bound allows; else
 free slots of other groups become holes, and their memory is used. So nothing fragments: a slot is of use to any group.
-One lock guards everything; nothing slow is done under it but giving one slot's memory back.
+One lock guards everything; nothing slow is done under it but releasing one slot's memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from kveik.offload.stores.record import RecordKey
 
 PAGE_BYTES = 4096
-"""Slots are whole pages, so that the memory of each can be given back."""
+"""Slots are whole pages, so that the memory of each can be released."""
 
 
 @dataclass(slots=True)
 class Place:
-    """Where one record lies."""
+    """Place of one record."""
 
     group: int
     slot: int
@@ -33,7 +33,7 @@ class Place:
     """Size of the record; the slot may be larger."""
 
     readers: int = 0
-    forgotten: bool = False
+    removed: bool = False
 
 
 @dataclass(slots=True)
@@ -56,14 +56,14 @@ def slot_bytes(record_bytes: int) -> int:
 class Slots:
     """Slots of a store, and the records in them."""
 
-    def __init__(self, sizes: Sequence[int], capacity_bytes: int, give_back: Callable[[int, int, int], bool]) -> None:
-        """`sizes`: bytes of a slot, per group. `give_back(group, first, count)`: make these holes; False: the system cannot."""
+    def __init__(self, sizes: Sequence[int], capacity_bytes: int, make_holes: Callable[[int, int, int], bool]) -> None:
+        """`sizes`: bytes of a slot, per group. `make_holes(group, first, count)`: False where the system cannot."""
         assert all(size % PAGE_BYTES == 0 for size in sizes), "slots are whole pages"
         self.capacity_bytes = capacity_bytes
-        self.room_bytes = capacity_bytes
+        self.usable_bytes = capacity_bytes
         """Bound while the system has no more to give; records beyond it stay until they are deleted."""
 
-        self._give_back = give_back
+        self._make_holes = make_holes
         self._shelves = [_Shelf(size) for size in sizes]
         self._places: dict[RecordKey, Place] = {}
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Slots:
 
     @property
     def bytes(self) -> int:
-        """Of all slots but holes."""
+        """Bytes of all slots but holes."""
         return self._bytes
 
     def size(self, group: int) -> int:
@@ -94,15 +94,15 @@ class Slots:
         with self._lock:
             slot = self._take(key.group)
             if slot is None and key in self._places:
-                # The record that it replaces makes room for it.
-                self._forget(key)
+                # The record that it replaces makes space for it.
+                self._remove(key)
                 slot = self._take(key.group)
         return None if slot is None else Place(key.group, slot, record_bytes)
 
     def show(self, key: RecordKey, place: Place) -> None:
         """The record is written: from now on it is found, in place of any other of its key."""
         with self._lock:
-            self._forget(key)
+            self._remove(key)
             self._places[key] = place
 
     def restore(self, places: Sequence[tuple[RecordKey, Place]]) -> list[RecordKey]:
@@ -124,7 +124,7 @@ class Slots:
             shelf.end = max(taken, default=-1) + 1
             shelf.free = sorted(set(range(shelf.end)) - taken)
             self._bytes += len(shelf.free) * shelf.slot_bytes
-        self.give_back()
+        self.release_space()
         return dropped + self._shorten()
 
     def put_back(self, place: Place) -> None:
@@ -133,7 +133,7 @@ class Slots:
             self._free(place)
 
     def pin(self, key: RecordKey) -> Place | None:
-        """Where a record lies; its slot stays as it is until `unpin`."""
+        """Place of a record; its slot stays as it is until `unpin`."""
         with self._lock:
             place = self._places.get(key)
             if place is not None:
@@ -144,13 +144,13 @@ class Slots:
         """A reader is done."""
         with self._lock:
             place.readers -= 1
-            if place.forgotten and not place.readers:
+            if place.removed and not place.readers:
                 self._free(place)
 
-    def forget(self, key: RecordKey) -> bool:
+    def remove(self, key: RecordKey) -> bool:
         """Delete a record; False: it was not there."""
         with self._lock:
-            return self._forget(key)
+            return self._remove(key)
 
     def has(self, key: RecordKey) -> bool:
         return key in self._places
@@ -166,20 +166,20 @@ class Slots:
             return list(self._places.items())
 
     def clear(self) -> None:
-        """Forget everything, and give all memory back that nobody reads."""
+        """Remove everything, and release all memory that is not being read."""
         with self._lock:
             for key in list(self._places):
-                self._forget(key)
-        self.give_back()
+                self._remove(key)
+        self.release_space()
 
-    def give_back(self) -> None:
-        """Make all that is free holes. Readers go on meanwhile; slots are nobody's while their memory goes."""
+    def release_space(self) -> None:
+        """Make all that is free holes. Readers go on meanwhile; slots are neither free nor holes while their memory goes."""
         for group, shelf in enumerate(self._shelves):
             with self._lock:
                 free, shelf.free = sorted(shelf.free), []
             # From the end, so that a file can be cut there rather than hollowed out.
             for first, count in reversed(list(_runs(free))):
-                gone = self._give_back(group, first, count)
+                gone = self._make_holes(group, first, count)
                 with self._lock:
                     for slot in range(first, first + count):
                         heapq.heappush(shelf.holes if gone else shelf.free, slot)
@@ -198,11 +198,11 @@ class Slots:
 
     def _take(self, group: int) -> int | None:
         shelf = self._shelves[group]
-        if self._bytes > self.room_bytes:
-            self._make_room(0)
+        if self._bytes > self.usable_bytes:
+            self._free_bytes(0)
         if shelf.free:
             return heapq.heappop(shelf.free)
-        if not self._make_room(shelf.slot_bytes):
+        if not self._free_bytes(shelf.slot_bytes):
             return None
         self._bytes += shelf.slot_bytes
         if shelf.holes:
@@ -210,16 +210,16 @@ class Slots:
         shelf.end += 1
         return shelf.end - 1
 
-    def _make_room(self, wanted: int) -> bool:
-        """Make holes until there is room for so many bytes; whether there is."""
+    def _free_bytes(self, wanted: int) -> bool:
+        """Make holes until so many bytes fit. False: they do not."""
         for group in range(len(self._shelves)):
-            while self._bytes + wanted > self.room_bytes and self._make_hole(group):
+            while self._bytes + wanted > self.usable_bytes and self._make_hole(group):
                 pass
-        return self._bytes + wanted <= self.room_bytes
+        return self._bytes + wanted <= self.usable_bytes
 
     def _make_hole(self, group: int) -> bool:
         shelf = self._shelves[group]
-        if not shelf.free or not self._give_back(group, shelf.free[0], 1):
+        if not shelf.free or not self._make_holes(group, shelf.free[0], 1):
             return False
         heapq.heappush(shelf.holes, heapq.heappop(shelf.free))
         self._bytes -= shelf.slot_bytes
@@ -252,11 +252,11 @@ class Slots:
             else:
                 shelf.holes.pop()
 
-    def _forget(self, key: RecordKey) -> bool:
+    def _remove(self, key: RecordKey) -> bool:
         place = self._places.pop(key, None)
         if place is None:
             return False
-        place.forgotten = True
+        place.removed = True
         if not place.readers:
             self._free(place)
         return True

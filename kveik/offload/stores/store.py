@@ -61,7 +61,7 @@ class Store(Protocol):
 
     @property
     def bytes_used(self) -> int:
-        """What it takes: records, what is needed around them, and room of forgotten ones that is kept for the next. Never above
+        """What it takes: records, what is needed around them, and space of removed ones that is kept for the next. Never above
         `capacity_bytes`.
         """
         ...
@@ -101,8 +101,8 @@ class Store(Protocol):
         """All that is there, and what each takes of the capacity."""
         ...
 
-    def give_back(self) -> None:
-        """Give the system back what is kept for the next records, as far as nobody reads there."""
+    def release_space(self) -> None:
+        """Release space that is kept for the next records, except where it is being read."""
         ...
 
     def clear(self) -> None:
@@ -140,15 +140,15 @@ class Report:
         return self.records - sum(self.misses.values())
 
 
-def verify(store: Store, *, batch: int = 64, forget: bool = False) -> Report:
-    """Read and check every record; `forget`: delete those that would not be used."""
+def verify(store: Store, *, batch: int = 64, remove: bool = False) -> Report:
+    """Read and check every record; `remove`: delete those that would not be used."""
     found = list(store.contents())
     misses: dict[RecordKey, Miss] = {}
     for start in range(0, len(found), batch):
         keys = [key for key, _ in found[start : start + batch]]
         misses |= _misses(store, keys)
     before = store.records
-    if forget and misses:
+    if remove and misses:
         store.delete_many(list(misses))
     return Report(len(found), sum(size for _, size in found), Counter(misses.values()), before - store.records)
 

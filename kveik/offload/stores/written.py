@@ -59,7 +59,7 @@ class Written:
     def put(self, key: RecordKey, size: int, now: float, *, sure: bool) -> None:
         """It was written, or may have been."""
         with self._lock:
-            self._forget(key)
+            self._remove(key)
             self._entries[key] = Entry(now + self._ttl_seconds, size)
             self._bytes += size
             if not sure:
@@ -67,7 +67,7 @@ class Written:
 
     def deleted(self, key: RecordKey) -> None:
         with self._lock:
-            self._forget(key)
+            self._remove(key)
 
     def perhaps_deleted(self, keys: Iterable[RecordKey]) -> None:
         """It was told to delete these, and did not answer."""
@@ -78,7 +78,7 @@ class Written:
         """It was not there when it was asked for; an unsure one stays, because it may still come."""
         with self._lock:
             if self._entries.get(key) is entry and key not in self._unsure:
-                self._forget(key)
+                self._remove(key)
 
     def answered(self, now: float) -> None:
         """The server has answered."""
@@ -98,7 +98,7 @@ class Written:
         """It was removed."""
         with self._lock:
             if self._entries.get(key) is entry:
-                self._forget(key)
+                self._remove(key)
 
     def to_look_at(self, most: int) -> list[tuple[RecordKey, Entry]]:
         """A sample: each record's turn comes before any comes again."""
@@ -114,7 +114,7 @@ class Written:
             assert self._bytes == sum(entry.bytes for entry in self._entries.values())
             assert self._unsure.keys() <= self._entries.keys()
 
-    def _forget(self, key: RecordKey) -> None:
+    def _remove(self, key: RecordKey) -> None:
         self._unsure.pop(key, None)
         if (entry := self._entries.pop(key, None)) is not None:
             self._bytes -= entry.bytes
@@ -124,4 +124,4 @@ class Written:
             key, entry = next(iter(self._entries.items()))
             if entry.expires > now:
                 return
-            self._forget(key)
+            self._remove(key)

@@ -90,7 +90,7 @@ def test_whoever_only_looks_changes_nothing(tmp_path: Path) -> None:
     before = content(tmp_path)
     found = store_at(tmp_path, StepClock(), read_only=True)
     assert found.records == 5
-    assert verify(found, forget=True).misses == {}
+    assert verify(found, remove=True).misses == {}
     assert read(found, range(5)) == payloads(range(5))
     found.clear()
     found.close()

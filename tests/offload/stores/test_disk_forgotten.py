@@ -200,6 +200,6 @@ def test_giving_back_room_ends_a_trouble_that_is_over(
         assert store.put_many(pairs([1])) == [Refusal.FAILED]
     assert store.availability.reason
     clock.advance(PAUSE_SECONDS_MOST)
-    store.give_back()
+    store.release_space()
     assert store.availability == AVAILABLE
     store.close()

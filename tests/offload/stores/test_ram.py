@@ -119,7 +119,7 @@ def test_a_flipped_bit_in_memory_is_a_miss_and_can_be_swept_out() -> None:
 
     assert store.get_many([key_of(2)], flip_a_bit, 1e9) == [None]
     assert read(store, [1, 2]) == [*payloads([1]), Miss.DAMAGED]
-    report = verify(store, forget=True)
+    report = verify(store, remove=True)
     assert (report.records, report.sound, report.misses) == (2, 1, {Miss.DAMAGED: 1})
     assert [key for key, _ in store.contents()] == [key_of(1)]
 

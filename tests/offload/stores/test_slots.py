@@ -29,11 +29,11 @@ def test_no_slot_is_lost_or_held_twice(seed: int) -> None:
         if what < 0.5:
             put(slots, key)
         elif what < 0.7:
-            slots.forget(key)
+            slots.remove(key)
         elif what < 0.85 and (place := slots.pin(key)):
             pinned.append(place)
         elif what < 0.9:
-            slots.give_back()
+            slots.release_space()
         elif pinned:
             slots.unpin(pinned.pop(chance.randrange(len(pinned))))
         slots.check()
@@ -50,7 +50,7 @@ def test_memory_moves_from_one_group_to_another_when_it_is_free() -> None:
     assert all(put(slots, key_of(number)) for number in range(6))
     assert put(slots, key_of(9, 1)) is None
     for number in (0, 2, 4):
-        slots.forget(key_of(number))
+        slots.remove(key_of(number))
     assert put(slots, key_of(9, 1)) is not None
     assert holes == [(0, 0), (0, 2), (0, 4)]
     assert slots.bytes == 6 * PAGE_BYTES
@@ -59,7 +59,7 @@ def test_memory_moves_from_one_group_to_another_when_it_is_free() -> None:
 def test_memory_that_cannot_be_given_back_stays_within_its_group() -> None:
     slots = Slots(SIZES, 3 * PAGE_BYTES, lambda *_: False)
     put(slots, key_of(1))
-    slots.forget(key_of(1))
+    slots.remove(key_of(1))
     assert put(slots, key_of(2, 1)) is None
     assert put(slots, key_of(2)) is not None
 
@@ -68,7 +68,7 @@ def test_a_slot_that_is_read_is_not_given_to_another_record() -> None:
     slots = Slots(SIZES, PAGE_BYTES, lambda *_: True)
     first = put(slots, key_of(1))
     pinned = slots.pin(key_of(1))
-    slots.forget(key_of(1))
+    slots.remove(key_of(1))
     assert put(slots, key_of(2)) is None
     assert pinned is first
     slots.unpin(pinned)

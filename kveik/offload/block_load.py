@@ -24,12 +24,12 @@ class _State(Enum):
     MISSED = auto()
 
 
-class Load:
+class BlockLoad:
     """Records, their blocks in the pool, the deadline, and the state of each record."""
 
-    def __init__(self, job: int, records: Sequence[tuple[RecordKey, memoryview]], deadline: float) -> None:
+    def __init__(self, load_id: int, records: Sequence[tuple[RecordKey, memoryview]], deadline: float) -> None:
         """`records`: keys, and the blocks in the pool that they are for."""
-        self.job = job
+        self.load_id = load_id
         self.keys = tuple(key for key, _ in records)
         self.targets = [target for _, target in records]
         self.deadline = deadline
@@ -54,7 +54,7 @@ class Load:
         return self._misses[numbers.start : numbers.stop]
 
     def begin(self, at: int, now: float) -> bool:
-        """Start to copy a record; False: nobody wants it any more."""
+        """Start to copy a record; False: it is cancelled or late."""
         with self._changed:
             if self.called_off or now > self.deadline or self._states[at] is not _State.WAITING:
                 self._miss(at, Miss.LATE)
@@ -83,7 +83,7 @@ class Load:
             self._miss(at, why)
 
     def miss_rest(self, why: Miss) -> None:
-        """Nothing more will come."""
+        """Mark every waiting record as missed."""
         with self._changed:
             for at in range(len(self)):
                 self._miss(at, why)

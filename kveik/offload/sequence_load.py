@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kveik.offload.transfer import Fetch
+from kveik.offload.transfer import RecordLoad
 
 
 class State(Enum):
@@ -39,8 +39,8 @@ class LoadWait:
 
 
 @dataclass(slots=True, eq=False)
-class Load:
-    """What is known of one sequence's load. `fetches`, `blocks`, `remaining` are those of the records that it loads."""
+class SequenceLoad:
+    """State of one sequence's load. `records`, `blocks`, `remaining` are those of the records that it loads."""
 
     number: int
     """Never used twice."""
@@ -52,17 +52,17 @@ class Load:
 
     began: float = 0.0
     asked: bool = False
-    """Whether shared tiers were asked."""
+    """True once shared tiers were asked."""
 
     answers: int = 0
     """Answers that are still to come."""
 
     joined: bool = False
-    """Whether the sequence has waited for another's load."""
+    """True once the sequence has waited for another's load."""
 
-    fetches: tuple[Fetch, ...] = ()
+    records: tuple[RecordLoad, ...] = ()
     remaining: set[int] = field(default_factory=set)
-    """Numbers of fetches that have not ended."""
+    """Numbers of records that have not ended."""
 
     gap: int | None = None
     """The first block that will not come: what lies behind it is of no use."""
@@ -80,8 +80,8 @@ class Load:
 
     @property
     def useful(self) -> bool:
-        """Whether something of use may still come."""
-        return any(self.gap is None or self.fetches[number].place < self.gap for number in self.remaining)
+        """True while something of use may still come."""
+        return any(self.gap is None or self.records[number].place < self.gap for number in self.remaining)
 
     def miss(self, place: int) -> None:
         """This block will not come."""
