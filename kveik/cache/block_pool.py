@@ -1,4 +1,4 @@
-"""All blocks of one layer group: who is free, cached or held, and which free one is taken next. Knows no content.
+"""Block pool: reference counts and eviction order of one layer group's blocks. Independent of content.
 
 States of a block:
 

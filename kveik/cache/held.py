@@ -1,4 +1,4 @@
-"""What must hold between a sequence's sequence, its row in the block tables, and the blocks it holds."""
+"""Laws between a sequence, its row in the block tables, and the blocks it holds."""
 
 from __future__ import annotations
 

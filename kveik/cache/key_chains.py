@@ -1,4 +1,4 @@
-"""In which namespace a sequence's blocks are named: its tenant's, partly everybody's, or its request's alone."""
+"""Namespaces of block keys: a sequence's tenant's, public for its beginning, or its request's alone."""
 
 from __future__ import annotations
 

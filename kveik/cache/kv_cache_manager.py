@@ -1,4 +1,4 @@
-"""Which sequence holds which cache block, and which content can be found again. Knows no requests, tensors or time.
+"""KV cache manager: allocates blocks to sequences and finds prefixes by content. Independent of requests and tensors.
 
 A sequence is an id and a list of tokens. Its life here:
 

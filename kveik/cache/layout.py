@@ -1,4 +1,4 @@
-"""What one block of a layer group looks like in memory. Arithmetic only.
+"""Layout of one block of a layer group in memory. Arithmetic only.
 
     storage of a group: [block, layer in group, key|value, kv head, slot, head dim]         plain values
                         [block, layer in group, key|value, kv head, record byte]            quantised ones

@@ -1,4 +1,4 @@
-"""What the KV cache manager knows of one sequence."""
+"""Sequence blocks: keys, blocks and progress of one sequence."""
 
 from __future__ import annotations
 

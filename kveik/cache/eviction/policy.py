@@ -1,4 +1,4 @@
-"""What an eviction policy is told, and what it answers. It knows keys and times; no memory, holders, tensors or tokens.
+"""Eviction policy: the protocol, and the values it is told. Knows keys and times; no memory, holders, tensors or tokens.
 
 A *store* (the pool, or a tier below it) has one policy object. It tells the policy what happens to its records, and asks which
 one to give up. Keys come in chains: a request's blocks from the first on, each key standing for everything before it too

@@ -1,4 +1,4 @@
-"""What tenants are granted of a store, as a bound on any policy: one policy object per tenant, and a rule whose goes first.
+"""Grants of tenants in a store, as a bound on any policy: one policy object per tenant, and a rule whose record goes first.
 
     reserved   a tenant that has no more than this never loses a record to another
     maximum    a tenant never has more than this; for more it gives up its own
