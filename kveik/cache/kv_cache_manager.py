@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kveik.cache.block_table import BlockTables, TableView
 from kveik.cache.capacity import GroupCapacity, Shortage
 from kveik.cache.claims import Claims
+from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Retention, Visit
 from kveik.cache.evictor import Evictor
 from kveik.cache.facts import Evicted, Fact
@@ -49,7 +50,7 @@ class KVCacheManager:
         record_facts: bool = False,
     ) -> None:
         """`blocks`: per group. `rows`: sequences running at once. `max_chunk`: tokens of one sequence in one step at most.
-        `eviction`: which cached block goes first; None: the one that was not used for longest. `public`: beginnings of prompts
+        `eviction`: which cached block goes first; the one unused for longest unless given. `public`: beginnings of prompts
         whose blocks all tenants share. `record_facts`: a lower store reads them (`take_facts`).
 
         Raises DoesNotFit where a group cannot hold one sequence of `max_model_len` tokens: so whatever is admitted can run.
@@ -60,8 +61,7 @@ class KVCacheManager:
         self.rows = rows
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
         self._windowed = [(number, group) for number, group in enumerate(self._groups) if group.window is not None]
-        policy = eviction if enable_prefix_caching else None
-        self.evictor = Evictor(self._groups, policy, block_size, record_facts=record_facts)
+        self.evictor = Evictor(self._groups, eviction or LruPolicy(), block_size, record_facts=record_facts)
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
         space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
         self._naming = KeyChains(space, block_size, caching=enable_prefix_caching, public=public)

@@ -230,8 +230,9 @@ class Run:
         self.several += int((settled.kept > 1).sum())
         if self.tiers is not None and self.world.chance.random() < 0.5:
             self.offload.carry_out(now)
-        if self.world.eviction is not None and self.steps % 10 == 9:
-            self.world.eviction.learn(now)
+        learner = self.kv_cache.evictor.policy.learner
+        if learner is not None and self.steps % 10 == 9:
+            learner.learn(now)
         self.scheduler.check()
         self.preemptions += len(plan.preempted)
         self.steps += 1
