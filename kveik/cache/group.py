@@ -38,10 +38,7 @@ class GroupBlocks:
         return GroupUsage(held=pool.held, cached=pool.cached, free=pool.free, total=pool.total)
 
     def first_needed(self, computed: int, block_size: int) -> int:
-        """Number of the first block that a query at position `computed` or later reads: i - window < j."""
-        if self.window is None or computed < self.window:
-            return 0
-        return (computed - self.window + 1) // block_size
+        return self.group.first_needed(computed, block_size)
 
     def allocate(self, count: int) -> list[int]:
         """Hold blocks for new content, and drop the content they have."""

@@ -10,6 +10,13 @@ One block lies in one piece, scales and all, so that it can be moved with one co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = TypeVar("Tokens", int, NDArray[np.int64])
+"""A number of tokens, or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,12 @@ class LayerGroup:
     head_dim: int
     window: int | None
     """A query at position i reads keys at i - window < j <= i; None: all j <= i."""
+
+    def first_needed(self, computed: Tokens, block_size: int) -> Tokens:
+        """Number of the first block that a query at position `computed` or later reads: i - window < j."""
+        if self.window is None:
+            return computed * 0
+        return (computed - self.window + 1) // block_size * (computed >= self.window)
 
 
 @dataclass(frozen=True, slots=True)
