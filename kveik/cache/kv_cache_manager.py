@@ -266,9 +266,9 @@ class KVCacheManager:
         return len(seq.blocks[0]) * self.block_size
 
     def commit(self, sequence_id: int, computed: int) -> bool:
-        """The step that wrote tokens up to `computed` has finished: register what became whole, give back what left a window.
+        """The step that wrote tokens up to `computed` has finished: register what became whole, free what left a window.
 
-        Whether anything was given back. Needed when a block became whole or the target was reached; calls in between may be
+        Returns whether anything was freed. Needed when a block became whole or the target was reached; calls in between may be
         left out.
         """
         seq = self._seqs[sequence_id]
@@ -287,7 +287,7 @@ class KVCacheManager:
         return left
 
     def release(self, sequence_id: int, computed: int) -> None:
-        """Take all blocks from the sequence. What it has computed stays findable; its tail is taken before its head."""
+        """Free all blocks of the sequence. What it has computed stays findable; its tail is evicted before its head."""
         seq = self._seqs[sequence_id]
         assert seq.row is not None, f"sequence {sequence_id} holds nothing"
         # Before its first step has finished nothing is written, not even the copied slots.
@@ -298,7 +298,7 @@ class KVCacheManager:
         self._claims.drop(sequence_id)
         self._filling.pop(sequence_id, None)
         for number, (group, blocks) in enumerate(zip(self._groups, seq.blocks, strict=True)):
-            group.pool.give_back(*reversed(blocks[seq.firsts[number] :]))
+            group.pool.free(*reversed(blocks[seq.firsts[number] :]))
         self._tables.give_back_row(seq.row, len(seq.blocks[0]))
         self._by_row[seq.row] = None
         self._holders -= 1

@@ -33,7 +33,7 @@ class SequenceBlocks:
     blocks[group]   [ 0 0 | b b b | b b ]
                       ↑     ↑       └ not all slots written yet
                       │     └ registered: whole, can be found by content
-                      └ firsts[group]: left the window, given back; placeholders that mean nothing
+                      └ firsts[group]: left the window, freed; placeholders that mean nothing
     """
 
     sequence_id: int
@@ -44,7 +44,7 @@ class SequenceBlocks:
     blocks: list[list[int]]
     firsts: list[int]
     tenant: bytes = b""
-    """Who asks; blocks are taken on its behalf."""
+    """The tenant for which blocks are allocated."""
 
     retention: Retention | None = None
     """What its request asked for about the blocks that it leaves behind."""
@@ -100,7 +100,7 @@ class SequenceBlocks:
         """Hold the matched blocks of group `number` too."""
         first, matched = match.firsts[number], match.blocks[number]
         for block in matched:
-            pool.hold(block)
+            pool.touch(block)
         self.firsts[number] = first
         self.blocks[number] = [0] * first + list(matched)
         table[self.row, first : match.full] = matched
@@ -108,7 +108,7 @@ class SequenceBlocks:
     def truncate(self, number: int, needed: int, pool: BlockPool, table: NDArray[np.int32]) -> None:
         """Free the blocks of group `number` behind its first `needed`."""
         blocks = self.blocks[number]
-        pool.give_back(*reversed(blocks[needed:]))
+        pool.free(*reversed(blocks[needed:]))
         table[self.row, needed : len(blocks)] = 0
         del blocks[needed:]
 
@@ -116,7 +116,7 @@ class SequenceBlocks:
         """Free the blocks of group `number` before its block number `first`, which no later query reads."""
         blocks = self.blocks[number]
         for block in range(self.firsts[number], first):
-            pool.give_back(blocks[block])
+            pool.free(blocks[block])
             blocks[block] = 0
             table[self.row, block] = 0
         self.firsts[number] = first

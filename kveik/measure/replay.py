@@ -219,14 +219,14 @@ class Replay:
             block = by_key.get(key)
             if block is None:
                 break
-            pool.hold(block)
+            pool.touch(block)
             held.append(block)
         found = Found(len(held), self._found_below(keys[:kept], len(held)))
         if self._plain:
             self._compute_plainly(keys, held)
         else:
             self._compute(keys, kept, held)
-        pool.give_back(*(held if self._plain else reversed(held)))
+        pool.free(*(held if self._plain else reversed(held)))
         self._finish(keys[:kept], request)
         return found
 
@@ -248,7 +248,7 @@ class Replay:
         for place in range(len(held), len(keys)):
             block = group.index.by_key.get(keys[place])
             if block is not None:
-                group.pool.hold(block)
+                group.pool.touch(block)
             else:
                 (block,) = self._evictor.allocate(0, 1, b"", self._now)
                 group.register_full(block, keys[place - 1] if place else _ROOT, _WORDS, keys[place])
