@@ -237,6 +237,12 @@ class ScheduleConfig:
     look_past_limit: int = 64
     """Times that one waiting sequence may be passed over, before no other is admitted ahead of it."""
 
+    @property
+    def chunk_tokens_max(self) -> int:
+        """Tokens of one sequence in one step at most."""
+        cap = self.long_prefill_token_threshold or self.prefill_chunk_size
+        return min(self.prefill_chunk_size, self.max_num_batched_tokens, cap)
+
     def __post_init__(self) -> None:
         _at_least(self, max_num_seqs=1, max_num_batched_tokens=1, prefill_chunk_size=1, long_prefill_token_threshold=1)
         _at_least(self, max_waiting=1, look_past=0, look_past_limit=0)

@@ -1,1 +1,1 @@
-"""Which sequence holds which cache block, and which content can be found again. Pure."""
+"""KV cache: blocks, the sequences that hold them, and their content, found again by key. Pure."""

@@ -1,16 +1,16 @@
-"""All blocks of one layer group: who is free, cached or held, and which free one is taken next. Knows no content.
+"""Block pool: reference counts and eviction order of one layer group's blocks. Independent of content.
 
 States of a block:
 
     free    nobody holds it and it cannot be found by content
-    cached  nobody holds it, but it can be found by content until it is taken for something else
+    cached  nobody holds it, but it can be found by content until it is allocated for something else
     held    one sequence or several hold it (its reference count); findable or not
 
-             take                      give_back, findable
+            allocate                     free, findable
     free ──────────> held ─────────────────────────────────> cached
       ↑ ↑              │ ↑                                    │ │
-      │ └──────────────┘ └────────────── hold ────────────────┘ │ take (it loses its content)
-      │   give_back                                             │ or unmark
+      │ └──────────────┘ └────────────── touch ───────────────┘ │ allocate (it loses its content)
+      │      free                                               │ or unmark
       └─────────────────────────────────────────────────────────┘
 """
 
@@ -23,15 +23,15 @@ UNFINDABLE, PARTIAL, FULL = 0, 1, 2
 
 
 class LruOrder:
-    """Unheld blocks in the order in which they are taken: first those that nobody can find, then partial ones, then full ones.
+    """Unheld blocks in allocation order: first those that nobody can find, then partial ones, then full ones.
 
     A partial block saves less than a block of tokens, and nothing follows it. Among equals, those unheld for longest go first.
-    A sequence gives its blocks back from the tail to the head, so its tail goes before its head: what is left
+    A sequence frees its blocks from the tail to the head, so its tail goes before its head: what is left
     of a prefix is always a beginning of it, which can still be found.
 
     Two intrusive doubly linked lists in two arrays, with a sentinel behind the last block of each; every operation is O(1).
 
-        spare ⇄ unfindable … ⇄ partial, freed last ⇄ spare          full ⇄ taken next ⇄ … ⇄ freed last ⇄ full
+        spare ⇄ unfindable … ⇄ partial, freed last ⇄ spare          full ⇄ allocated next ⇄ … ⇄ freed last ⇄ full
     """
 
     def __init__(self, blocks: int) -> None:
@@ -73,7 +73,7 @@ class LruOrder:
         return blocks
 
     def next(self) -> int:
-        """The block to take next. There is one."""
+        """The block to allocate next. There is one."""
         block = self._after[self._spare]
         if block == self._spare:
             block = self._after[self._full]
@@ -81,7 +81,7 @@ class LruOrder:
         return block
 
     def full(self) -> Iterator[int]:
-        """Full blocks, the next one to take first."""
+        """Full blocks, the next one to allocate first."""
         return self._list(self._full)
 
     def __iter__(self) -> Iterator[int]:
@@ -97,7 +97,7 @@ class LruOrder:
 
 
 class BlockPool:
-    """Reference counts over blocks 0 … total - 1, and the order in which unheld ones are taken.
+    """Reference counts over blocks 0 … total - 1, and the order in which unheld ones are allocated.
 
     Whoever knows better than that order which full block should go makes it unfindable first.
     """
@@ -109,7 +109,7 @@ class BlockPool:
         """UNFINDABLE, PARTIAL or FULL."""
 
         self.available = blocks
-        """Blocks that can be taken now: free and cached."""
+        """Blocks that can be allocated now: free and cached."""
 
         self.full = 0
         """Unheld blocks of which all can be found."""
@@ -124,7 +124,7 @@ class BlockPool:
         """Per party, its unheld blocks."""
 
         self._order = LruOrder(blocks)
-        # Added in reverse because what cannot be found goes to the front: block 0 is taken first.
+        # Added in reverse because what cannot be found goes to the front: block 0 is allocated first.
         for block in reversed(range(blocks)):
             self._order.add(block, UNFINDABLE)
 
@@ -134,13 +134,13 @@ class BlockPool:
         return self.full + self.partial
 
     @property
-    def free(self) -> int:
+    def free_count(self) -> int:
         """Unheld blocks that cannot be found."""
         return self.available - self.cached
 
     @property
     def spare(self) -> int:
-        """Unheld blocks that can be taken without losing a full one."""
+        """Unheld blocks that can be allocated without losing a full one."""
         return self.available - self.full
 
     @property
@@ -164,7 +164,7 @@ class BlockPool:
         """Full unheld blocks, those unheld for longest first. It may be stopped at any time, and what it gave be changed."""
         return self._order.full()
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """Hold the next blocks in order, for new content. They are not findable any more: their index entries must go too."""
         blocks = self._order.take_spare(count, self.findable)
         self.available -= len(blocks)
@@ -180,19 +180,19 @@ class BlockPool:
             self.references[block] = 1
         return blocks
 
-    def hold(self, block: int) -> None:
+    def touch(self, block: int) -> None:
         """One more holder for a block that was found by content."""
         if self.references[block] == 0:
             self._leave(block)
         self.references[block] += 1
 
-    def give_back(self, *blocks: int) -> None:
-        """One holder less of each; after the last one a block keeps its content until it is taken, the first given before the
-        last.
+    def free(self, *blocks: int) -> None:
+        """One holder less of each; after the last one a block keeps its content until it is allocated, the first freed before
+        the last.
         """
         references = self.references
         for block in blocks:
-            assert references[block] > 0, f"block {block} is given back but not held"
+            assert references[block] > 0, f"block {block} is freed but not held"
             references[block] -= 1
             if references[block] == 0:
                 self._join(block)
@@ -203,7 +203,7 @@ class BlockPool:
         self.findable[block] = found
 
     def unmark(self, *blocks: int) -> None:
-        """The blocks' content cannot be found any more; unheld, they are the next to be taken, the last one first."""
+        """The blocks' content cannot be found any more; unheld, they are the next to be allocated, the last one first."""
         findable, references, party, idle, order = self.findable, self.references, self.party, self.idle, self._order
         for block in blocks:
             found = findable[block]
@@ -220,7 +220,7 @@ class BlockPool:
                 party[block] = 0
 
     def renew(self, block: int) -> None:
-        """An unheld block goes to the end of its order, as if it had been given back now."""
+        """An unheld block goes to the end of its order, as if it had been freed now."""
         self._leave(block)
         self._join(block)
 
@@ -253,6 +253,6 @@ class BlockPool:
         parties = [self.party[block] for block in unheld]
         assert self.idle == [parties.count(party) for party in range(len(self.idle))], "a party's idle blocks are miscounted"
         found = [self.findable[block] for block in unheld]
-        assert found == sorted(found), "blocks of which less can be found are not taken first"
+        assert found == sorted(found), "blocks of which less can be found are not allocated first"
         assert (self.partial, self.full) == (found.count(PARTIAL), found.count(FULL)), "a count of cached blocks is wrong"
-        assert self.free + self.cached + self.held == self.total
+        assert self.free_count + self.cached + self.held == self.total

@@ -1,4 +1,4 @@
-"""Whether another sequence fits beside the running ones. Arithmetic over sequences and pools; changes nothing."""
+"""Capacity: the blocks that another sequence needs beside the running ones, and those that are left. Arithmetic only."""
 
 from __future__ import annotations
 

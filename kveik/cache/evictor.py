@@ -32,10 +32,10 @@ def leading(groups: Sequence[LayerGroup]) -> int:
 
 
 class Evictor:
-    """Joins the groups with their policy; without one, each group goes by its pool's order, which is LRU."""
+    """Joins the groups with their policy."""
 
     def __init__(
-        self, groups: Sequence[GroupBlocks], policy: EvictionPolicy | None, block_size: int = 1, *, record_facts: bool = False
+        self, groups: Sequence[GroupBlocks], policy: EvictionPolicy, block_size: int = 1, *, record_facts: bool = False
     ) -> None:
         """`record_facts`: a lower store reads them with `take_facts`; without one nothing is recorded."""
         self.policy = policy
@@ -92,8 +92,6 @@ class Evictor:
     def finished(self, visit: Visit) -> None:
         """A request has ended and holds no blocks any more. `visit.stored` is found out here."""
         policy, by_key, keys = self.policy, self._lead.index.by_key, visit.keys
-        if policy is None:
-            return
         stored = sum(1 for _ in takewhile(by_key.__contains__, keys))
         # What follows a gap can never be found here; in a tier, where the gap may be filled, it can.
         self._evict(keys[stored:], [None if at < visit.public else visit.tenant for at in range(stored, len(keys))])
@@ -135,7 +133,7 @@ class Evictor:
     def remove(self, number: int, blocks: Sequence[int]) -> None:
         """These blocks of a group cannot be found by content any more; those held stay held. No fact is recorded."""
         keys = self._groups[number].remove(blocks)
-        if self.policy is not None and number == self._leading:
+        if number == self._leading:
             for key in keys:
                 self._ends.pop(key, None)
                 self.policy.discarded(key)
@@ -172,12 +170,12 @@ class Evictor:
     @property
     def wants_lesson(self) -> bool:
         """The policy has seen enough to learn from."""
-        return self.policy is not None and self.policy.wants_lesson
+        return self.policy.learner is not None and self.policy.learner.wants_lesson
 
     def learn(self, now: float) -> None:
         """Let the policy draw conclusions if it has seen enough: milliseconds, at most once per 64 requests."""
-        if self.policy is not None and self.policy.wants_lesson:
-            self.policy.learn(now)
+        if self.policy.learner is not None and self.policy.learner.wants_lesson:
+            self.policy.learner.learn(now)
 
     # Allocation and eviction.
 
@@ -197,18 +195,16 @@ class Evictor:
         self.remove(number, list(islice(pool.oldest(), max(0, pool.full - left))))
 
     def _make_spare(self, number: int, count: int, tenant: Owner, now: float) -> None:
-        """Evict so many full blocks of a group; without a policy its pool does it in its own order."""
-        if self.policy is None:
-            return
+        """Evict so many full blocks of a group."""
         if number == self._leading:
-            self._evict_victims(self.policy, count, tenant, now)
+            self._evict_victims(count, tenant, now)
         else:
             for _ in range(count):
-                self._evict_oldest(self.policy, number, now)
+                self._evict_oldest(number, now)
 
-    def _evict_victims(self, policy: EvictionPolicy, count: int, tenant: Owner, now: float) -> None:
+    def _evict_victims(self, count: int, tenant: Owner, now: float) -> None:
         """In the leading group, and the blocks of the same contents elsewhere."""
-        tenants = self.tenants
+        policy, tenants = self.policy, self.tenants
         while count > 0:
             if tenants is None:
                 keys = policy.victims(count, self._may_go, now)
@@ -250,12 +246,12 @@ class Evictor:
     def _may_go(self, key: bytes) -> bool:
         return self._lead.pool.references[self._lead.index.by_key[key]] == 0
 
-    def _evict_oldest(self, policy: EvictionPolicy, number: int, now: float) -> None:
+    def _evict_oldest(self, number: int, now: float) -> None:
         """Evict a block of a group with a window. Those valued more than it are not looked at again soon."""
         group = self._groups[number]
         pool = group.pool
         oldest = [(block, entry.key) for block in islice(pool.oldest(), SAMPLES) if (entry := group.index.entry(block))]
-        worth = policy.worths([key for _, key in oldest if key is not None], now)
+        worth = self.policy.worths([key for _, key in oldest if key is not None], now)
         place = worth.index(min(worth))
         for passed, _ in oldest[:place]:
             pool.renew(passed)
@@ -269,13 +265,11 @@ class Evictor:
 
         Raises AssertionError.
         """
-        policy = self.policy
-        if policy is not None:
-            known = {key for key in self._lead.index.by_key if policy.holds(key)}
-            policy.check(known)
-            references = self._lead.pool.references
-            unheld = {key for key, block in self._lead.index.by_key.items() if references[block] == 0}
-            assert unheld - known <= open_keys, "a cached block is not known to the policy"
+        known = {key for key in self._lead.index.by_key if self.policy.holds(key)}
+        self.policy.check(known)
+        references = self._lead.pool.references
+        unheld = {key for key, block in self._lead.index.by_key.items() if references[block] == 0}
+        assert unheld - known <= open_keys, "a cached block is not known to the policy"
         assert self._ends.keys() <= self._lead.index.by_key.keys(), "ends of chains are remembered that are gone"
         assert self._record_facts or not self._facts, "facts are recorded that nobody reads"
         if self.tenants is not None:

@@ -35,17 +35,14 @@ class GroupBlocks:
     @property
     def usage(self) -> GroupUsage:
         pool = self.pool
-        return GroupUsage(held=pool.held, cached=pool.cached, free=pool.free, total=pool.total)
+        return GroupUsage(held=pool.held, cached=pool.cached, free=pool.free_count, total=pool.total)
 
     def first_needed(self, computed: int, block_size: int) -> int:
-        """Number of the first block that a query at position `computed` or later reads: i - window < j."""
-        if self.window is None or computed < self.window:
-            return 0
-        return (computed - self.window + 1) // block_size
+        return self.group.first_needed(computed, block_size)
 
     def allocate(self, count: int) -> list[int]:
         """Hold blocks for new content, and drop the content they have."""
-        blocks = self.pool.take(count)
+        blocks = self.pool.allocate(count)
         for block in blocks:
             if block in self.index:
                 self.index.drop(block)

@@ -1,4 +1,4 @@
-"""Which sequence holds which cache block, and which content can be found again. Knows no requests, tensors or time.
+"""KV cache manager: allocates blocks to sequences and finds prefixes by content. Independent of requests and tensors.
 
 A sequence is an id and a list of tokens. Its life here:
 
@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 from kveik.cache.block_table import BlockTables, TableView
 from kveik.cache.capacity import GroupCapacity, Shortage
 from kveik.cache.claims import Claims
+from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy, Retention, Visit
 from kveik.cache.evictor import Evictor
 from kveik.cache.facts import Evicted, Fact
 from kveik.cache.group import GroupBlocks, GroupUsage
-from kveik.cache.held import check_blocks
-from kveik.cache.key_chains import KeyChains
+from kveik.cache.key_chains import KeyChains, PublicPrefixes
 from kveik.cache.keys import KeySpace
 from kveik.cache.layout import BlockCopy, LayerGroup, blocks_for
 from kveik.cache.load_reservations import LoadReservations, Place
 from kveik.cache.prefix_match import PrefixMatch, longest_match
-from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.cache.sequence_blocks import Admission, SequenceBlocks
 
 
@@ -51,7 +50,7 @@ class KVCacheManager:
         record_facts: bool = False,
     ) -> None:
         """`blocks`: per group. `rows`: sequences running at once. `max_chunk`: tokens of one sequence in one step at most.
-        `eviction`: which cached block goes first; None: the one that was not used for longest. `public`: beginnings of prompts
+        `eviction`: which cached block goes first; the one unused for longest unless given. `public`: beginnings of prompts
         whose blocks all tenants share. `record_facts`: a lower store reads them (`take_facts`).
 
         Raises DoesNotFit where a group cannot hold one sequence of `max_model_len` tokens: so whatever is admitted can run.
@@ -62,8 +61,7 @@ class KVCacheManager:
         self.rows = rows
         self._groups = [GroupBlocks(group, count) for group, count in zip(groups, blocks, strict=True)]
         self._windowed = [(number, group) for number, group in enumerate(self._groups) if group.window is not None]
-        policy = eviction if enable_prefix_caching else None
-        self.evictor = Evictor(self._groups, policy, block_size, record_facts=record_facts)
+        self.evictor = Evictor(self._groups, eviction or LruPolicy(), block_size, record_facts=record_facts)
         self._tables = BlockTables(len(groups), rows, blocks_for(max_model_len, block_size))
         space = KeySpace(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, groups=groups)
         self._naming = KeyChains(space, block_size, caching=enable_prefix_caching, public=public)
@@ -227,10 +225,11 @@ class KVCacheManager:
         self._holders += 1
         copies: tuple[BlockCopy, ...] = ()
         if match is not None:
-            self._share(seq, match)
-            copies = self._copy(seq, match, now)
+            for number, (group, table) in enumerate(zip(self._groups, self._tables.arrays, strict=True)):
+                seq.share(number, match, group.pool, table)
             seq.matched = seq.committed = match.tokens
             seq.registered = match.full
+            copies = self._copy(seq, match, now)
         if seq.committed < target:
             self._filling[sequence_id] = seq
             self._claims.stake(sequence_id, seq.keys_to_compute())
@@ -260,18 +259,16 @@ class KVCacheManager:
     def truncate(self, sequence_id: int, length: int) -> int:
         """Free the blocks behind the first `length` tokens, which are no fewer than those committed. Returns the room left."""
         seq = self._seqs[sequence_id]
-        assert length >= seq.committed, f"{seq.committed} tokens of sequence {sequence_id} are committed, {length} are to stay"
+        assert length >= seq.committed, f"sequence {sequence_id} has committed tokens behind the {length} that are to stay"
         needed = blocks_for(length, self.block_size)
-        for group, blocks, table in zip(self._groups, seq.blocks, self._tables.arrays, strict=True):
-            group.pool.give_back(*reversed(blocks[needed:]))
-            table[seq.row, needed : len(blocks)] = 0
-            del blocks[needed:]
+        for number, (group, table) in enumerate(zip(self._groups, self._tables.arrays, strict=True)):
+            seq.truncate(number, needed, group.pool, table)
         return len(seq.blocks[0]) * self.block_size
 
     def commit(self, sequence_id: int, computed: int) -> bool:
-        """The step that wrote tokens up to `computed` has finished: register what became whole, give back what left a window.
+        """The step that wrote tokens up to `computed` has finished: register what became whole, free what left a window.
 
-        Whether anything was given back. Needed when a block became whole or the target was reached; calls in between may be
+        Returns whether anything was freed. Needed when a block became whole or the target was reached; calls in between may be
         left out.
         """
         seq = self._seqs[sequence_id]
@@ -285,12 +282,12 @@ class KVCacheManager:
         for number, group in self._windowed:
             first = group.first_needed(computed, self.block_size)
             if first > seq.firsts[number]:
-                self._leave_window(seq, number, first)
+                seq.leave_window(number, first, self._groups[number].pool, self._tables.arrays[number])
                 left = True
         return left
 
     def release(self, sequence_id: int, computed: int) -> None:
-        """Take all blocks from the sequence. What it has computed stays findable; its tail is taken before its head."""
+        """Free all blocks of the sequence. What it has computed stays findable; its tail is evicted before its head."""
         seq = self._seqs[sequence_id]
         assert seq.row is not None, f"sequence {sequence_id} holds nothing"
         # Before its first step has finished nothing is written, not even the copied slots.
@@ -301,15 +298,11 @@ class KVCacheManager:
         self._claims.drop(sequence_id)
         self._filling.pop(sequence_id, None)
         for number, (group, blocks) in enumerate(zip(self._groups, seq.blocks, strict=True)):
-            group.pool.give_back(*reversed(blocks[seq.firsts[number] :]))
+            group.pool.free(*reversed(blocks[seq.firsts[number] :]))
         self._tables.give_back_row(seq.row, len(seq.blocks[0]))
         self._by_row[seq.row] = None
         self._holders -= 1
-        seq.kept = 0 if seq.private else max(seq.kept, seq.registered)
-        seq.private = False
-        seq.row, seq.matched, seq.committed, seq.registered = None, 0, 0, 0
-        seq.blocks = [[] for _ in self._groups]
-        seq.firsts = [0] * len(self._groups)
+        seq.released()
 
     def invalidate(self, sequence_id: int) -> None:
         """Remove from the cache what the sequence holds: its values are not finite, so no other may read them."""
@@ -352,7 +345,7 @@ class KVCacheManager:
         for number, group in enumerate(self._groups):
             holders: dict[int, int] = {}
             for seq in running:
-                check_blocks(seq, number, group, self._tables.arrays[number], self.block_size)
+                seq.check(number, group, self._tables.arrays[number])
                 for block in seq.blocks[number][seq.firsts[number] :]:
                     holders[block] = holders.get(block, 0) + 1
             self._loads.count_holders(number, holders)
@@ -360,14 +353,6 @@ class KVCacheManager:
         self.evictor.check({key for seq in self._seqs.values() for key in seq.chain.keys})
 
     # Parts of the actions.
-
-    def _share(self, seq: SequenceBlocks, match: PrefixMatch) -> None:
-        for number, group in enumerate(self._groups):
-            first = seq.firsts[number] = match.firsts[number]
-            for block in match.blocks[number]:
-                group.pool.hold(block)
-            seq.blocks[number] = [0] * first + list(match.blocks[number])
-            self._tables.arrays[number][seq.row, first : match.full] = match.blocks[number]
 
     def _copy(self, seq: SequenceBlocks, match: PrefixMatch, now: float) -> tuple[BlockCopy, ...]:
         """A fresh block in every group for the slots that are copied. All matched blocks are held by now."""
@@ -409,11 +394,3 @@ class KVCacheManager:
         self._naming.remember(seq.chain, parent)
         for blocks, group in zip(seq.blocks, self._groups, strict=True):
             group.register_partial(blocks[whole], parent, content)
-
-    def _leave_window(self, seq: SequenceBlocks, number: int, first: int) -> None:
-        blocks = seq.blocks[number]
-        for block in range(seq.firsts[number], first):
-            self._groups[number].pool.give_back(blocks[block])
-            blocks[block] = 0
-            self._tables.arrays[number][seq.row, block] = 0
-        seq.firsts[number] = first

@@ -1,4 +1,4 @@
-"""What one block of a layer group looks like in memory. Arithmetic only.
+"""Layout of one block of a layer group in memory. Arithmetic only.
 
     storage of a group: [block, layer in group, key|value, kv head, slot, head dim]         plain values
                         [block, layer in group, key|value, kv head, record byte]            quantised ones
@@ -10,6 +10,13 @@ One block lies in one piece, scales and all, so that it can be moved with one co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = TypeVar("Tokens", int, NDArray[np.int64])
+"""A number of tokens, or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,12 @@ class LayerGroup:
     head_dim: int
     window: int | None
     """A query at position i reads keys at i - window < j <= i; None: all j <= i."""
+
+    def first_needed(self, computed: Tokens, block_size: int) -> Tokens:
+        """Number of the first block that a query at position `computed` or later reads: i - window < j."""
+        if self.window is None:
+            return computed * 0
+        return (computed - self.window + 1) // block_size * (computed >= self.window)
 
 
 @dataclass(frozen=True, slots=True)

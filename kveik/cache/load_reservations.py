@@ -55,7 +55,7 @@ class LoadReservations:
         if not self._fits(seq, wanted, beside):
             return None
         for number, block in beside:
-            self._groups[number].pool.hold(block)
+            self._groups[number].pool.touch(block)
         counts = [sum(group == number for group, _ in wanted) for number in range(len(self._groups))]
         taken = [iter(self._evictor.allocate(number, count, seq.tenant, now)) for number, count in enumerate(counts)]
         targets = tuple(next(taken[group]) for group, _ in wanted)
@@ -96,9 +96,9 @@ class LoadReservations:
         """Free all blocks. Nothing writes into those whose record has not arrived any more."""
         reservation = self.active.pop(sequence_id)
         for (group, _), target in reversed(list(zip(reservation.wanted, reservation.targets, strict=True))):
-            self._groups[group].pool.give_back(target)
+            self._groups[group].pool.free(target)
         for group, block in reversed(reservation.beside):
-            self._groups[group].pool.give_back(block)
+            self._groups[group].pool.free(block)
 
     def count_holders(self, group: int, holders: dict[int, int]) -> None:
         """Add the blocks that are held in a group to block -> holders."""

@@ -1,4 +1,4 @@
-"""How many blocks the memory holds, and what that means in tokens and sequences. Arithmetic only.
+"""Memory plan: blocks that the memory holds, in blocks, tokens and sequences. Arithmetic only.
 
     budget = available * utilization - weights - workspace - process     or as given by --kv-cache-memory-bytes
     blocks = floor(budget / bytes of a block)                            one layer group

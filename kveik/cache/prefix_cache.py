@@ -1,4 +1,4 @@
-"""Which block of one layer group holds which content. Knows no holders, sequences or tensors.
+"""Prefix cache: content -> block of one layer group. Independent of holders, sequences and tensors.
 
     by key      key of a full block -> block
     children    parent key -> [(tokens, block), …] sorted by tokens: full blocks and partial tails that follow this parent

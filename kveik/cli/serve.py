@@ -40,7 +40,7 @@ def serve(settings: Settings, config: EngineConfig, sockets: list[socket.socket]
     evictor = engine.scheduler.kv_cache.evictor
     if learnt is not None and load_learnt(learnt, evictor, engine.offload, engine.step_cost):
         log.info("eviction goes on from what was learnt before: %s", learnt)
-    keeping = evictor.policy is not None and can_keep(learnt)
+    keeping = can_keep(learnt)
     names = server.served_model_name or (own_name(settings.of(ModelConfig).model),)
     loop.start()
     # What is alive now stays alive: the collector need not walk through model and vocabulary in the middle of a step.

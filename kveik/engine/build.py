@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from kveik.cache.evictor import leading
+from kveik.cache.key_chains import PublicPrefixes
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import blocks_for
-from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.clock import Clock, SystemClock
 from kveik.config import EngineConfig
 from kveik.device.cpu import CpuDevice

@@ -34,13 +34,13 @@ Shares = Mapping[bytes, tuple[float, float]]
 """Tenant -> (reserved share of a store, maximum share)."""
 
 
-def eviction_policy(config: CacheConfig, blocks: int, seed: int, shares: Shares | None = None) -> EvictionPolicy | None:
+def eviction_policy(config: CacheConfig, blocks: int, seed: int, shares: Shares | None = None) -> EvictionPolicy:
     """Returns the configured policy, bounded by requests' hints and tenants' shares. `blocks`: of the leading group.
 
-    None without prefix caching.
+    Without prefix caching there is nothing to decide, and LRU does it.
     """
     if not config.enable_prefix_caching:
-        return None
+        return LruPolicy()
 
     def bounded() -> EvictionPolicy:
         return _bounded(config, blocks, random.Random(seed))
@@ -74,8 +74,8 @@ def grants_of(shares: Shares, capacity: int) -> dict[bytes, Grant]:
     return {tenant: Grant(int(low * capacity), int(high * capacity)) for tenant, (low, high) in shares.items()}
 
 
-class Learner(Protocol):
-    """Learns while serving: an eviction policy, or a model of costs."""
+class Restorable(Protocol):
+    """Learns while serving, and goes on from it after a restart: an eviction policy's learner, or a model of costs."""
 
     def learnt(self) -> Learnt: ...
 
@@ -88,7 +88,7 @@ class LearntFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def load(self, policy: Learner) -> bool:
+    def load(self, policy: Restorable) -> bool:
         """Restore the tables that an earlier policy saved. Returns False where there are none."""
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -100,7 +100,7 @@ class LearntFile:
             return False
         return True
 
-    def save(self, *learners: Learner) -> None:
+    def save(self, *learners: Restorable) -> None:
         """Replace the file atomically. Without tables the file stays."""
         learnt = {name: array for one in learners for name, array in one.learnt().items()}
         if not any(array.any() for array in learnt.values()):
@@ -153,7 +153,8 @@ def costs_path(path: Path) -> Path:
 
 def load_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepCost) -> bool:
     """Restore the policies of pool and tiers, and the costs, from earlier tables. Returns whether there were any."""
-    known = [LearntFile(path).load(one) for one in (evictor.policy, *offload.policies) if one is not None]
+    policies = (evictor.policy, *offload.policies)
+    known = [LearntFile(path).load(one.learner) for one in policies if one.learner is not None]
     for costs in (step_cost, offload):
         LearntFile(costs_path(path)).load(costs)
     return any(known)
@@ -161,6 +162,6 @@ def load_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepC
 
 def save_learnt(path: Path, evictor: Evictor, offload: Offload, step_cost: StepCost) -> None:
     """Save the learnt tables. Tiers learn from the same requests as the pool, so its tables serve for all."""
-    if evictor.policy is not None:
-        LearntFile(path).save(evictor.policy)
+    if evictor.policy.learner is not None:
+        LearntFile(path).save(evictor.policy.learner)
     LearntFile(costs_path(path)).save(step_cost, offload)

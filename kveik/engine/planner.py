@@ -12,7 +12,7 @@ import torch
 
 from kveik.cache.layout import BlockLayout, blocks_for
 from kveik.cache.memory_plan import MemoryPlan, plan_memory
-from kveik.config import KV_ALIASES, CacheConfig, EngineConfig, ScheduleConfig
+from kveik.config import KV_ALIASES, CacheConfig, EngineConfig
 from kveik.device.device import Device
 from kveik.errors import BadValue, DoesNotFit
 from kveik.kernels.attention import AttentionBatch
@@ -103,7 +103,7 @@ def plan_model(
     dtype = dtype_of(config.model.dtype, root)
     kv_type = _kv_type(config.cache.kv_cache_dtype, dtype, spec)
     max_model_len = _context(config, spec)
-    max_chunk = chunk_at_most(config.schedule)
+    max_chunk = config.schedule.chunk_tokens_max
     if available_bytes is None:
         available_bytes = memory_for_process(root)
     if weight_bytes is None:
@@ -187,12 +187,6 @@ def _context(config: EngineConfig, spec: ModelSpec) -> int:
             param="max_model_len",
         )
     return asked
-
-
-def chunk_at_most(schedule: ScheduleConfig) -> int:
-    """Tokens of one sequence in one step at most."""
-    cap = schedule.long_prefill_token_threshold or schedule.prefill_chunk_size
-    return min(schedule.prefill_chunk_size, schedule.max_num_batched_tokens, cap)
 
 
 def weight_values(spec: ModelSpec) -> int:

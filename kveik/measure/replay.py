@@ -184,20 +184,18 @@ class Replay:
     def __init__(
         self,
         blocks: int,
-        policy: EvictionPolicy | None,
+        policy: EvictionPolicy,
         *,
         beside: int,
         below: Sequence[Tier] = (),
         plain: bool = False,
     ) -> None:
-        """`blocks`: that stay cached between requests; `beside`: more for the request that runs. `policy` None: the pool's LRU,
-        where nothing lies below.
+        """`blocks`: that stay cached between requests; `beside`: more for the request that runs.
 
         `plain`: as simulations of LRU have it that know of blocks only. A prompt's last, partial block counts as a full one; a
         prompt's beginning is the first to go; and what follows it,
         now out of reach, is renewed by the request that computes it.
         """
-        assert policy is not None or not below, "without a policy nothing is offered to the tiers"
         self.writes = 0
         """Records written below, into whichever tier."""
 
@@ -219,15 +217,16 @@ class Replay:
             block = by_key.get(key)
             if block is None:
                 break
-            pool.hold(block)
+            pool.touch(block)
             held.append(block)
         found = Found(len(held), self._found_below(keys[:kept], len(held)))
         if self._plain:
             self._compute_plainly(keys, held)
         else:
             self._compute(keys, kept, held)
-        pool.give_back(*(held if self._plain else reversed(held)))
-        self._finish(keys[:kept], request)
+        pool.free(*(held if self._plain else reversed(held)))
+        # The policy gives up a chain's end first: plainly that is its beginning.
+        self._finish(keys[kept - 1 :: -1] if self._plain else keys[:kept], request)
         return found
 
     def _found_below(self, keys: Sequence[Key], start: int) -> int:
@@ -248,7 +247,7 @@ class Replay:
         for place in range(len(held), len(keys)):
             block = group.index.by_key.get(keys[place])
             if block is not None:
-                group.pool.hold(block)
+                group.pool.touch(block)
             else:
                 (block,) = self._evictor.allocate(0, 1, b"", self._now)
                 group.register_full(block, keys[place - 1] if place else _ROOT, _WORDS, keys[place])
@@ -293,7 +292,7 @@ def replay(requests: Sequence[TraceRequest], setting: ReplaySetting, seed: int) 
     world = Replay(
         # Blocks beyond what the trace has would stay empty, and take memory.
         min(setting.blocks, max(len({key for request in requests for key in request.keys}), 1) + longest),
-        _policy(setting.policy, seed, by_pool=not below),
+        _policy(setting.policy, seed),
         beside=0 if setting.inside else longest,
         below=below,
         plain=setting.policy == "lru-plain",
@@ -323,17 +322,13 @@ def replay(requests: Sequence[TraceRequest], setting: ReplaySetting, seed: int) 
     )
 
 
-def _policy(name: str, seed: int, *, by_pool: bool) -> EvictionPolicy | None:
-    """Returns None if the pool's own order is enough."""
-    if name == "hazard":
-        return HazardPolicy(BLOCK_TOKENS, random.Random(seed))
-    return None if by_pool else LruPolicy()
+def _policy(name: str, seed: int) -> EvictionPolicy:
+    return HazardPolicy(BLOCK_TOKENS, random.Random(seed)) if name == "hazard" else LruPolicy()
 
 
 def _below(setting: ReplaySetting, seed: int) -> list[Tier]:
     if not setting.below:
         return []
-    policy = _policy(setting.policy_below, seed + 1, by_pool=False)
-    assert policy is not None
+    policy = _policy(setting.policy_below, seed + 1)
     # Recency has no measure of worth that a filter could go by.
     return [tier_of(setting.below, policy, setting.write_factor if setting.policy_below == "hazard" else None)]

@@ -29,6 +29,7 @@ class TierChain:
         for tier in tiers:
             assert len(tier.spec.record_bytes) == len(groups), "a tier does not know how large every group's records are"
         self.tiers = tuple(tiers)
+        self._learners = [tier.policy.learner for tier in tiers if tier.policy.learner is not None]
         self.lead = leading(groups)
         self.closed: frozenset[int] = frozenset()
         """Tiers whose stores take nothing at the moment: their known records are not evicted for what would be refused."""
@@ -150,13 +151,13 @@ class TierChain:
     @property
     def wants_lesson(self) -> bool:
         """True when a tier's policy has seen enough to learn from."""
-        return any(tier.policy.wants_lesson for tier in self.tiers)
+        return any(one.wants_lesson for one in self._learners)
 
     def learn(self, now: float) -> None:
         """Let the policies draw conclusions if they have seen enough: milliseconds, at most once per 64 requests each."""
-        for tier in self.tiers:
-            if tier.policy.wants_lesson:
-                tier.policy.learn(now)
+        for one in self._learners:
+            if one.wants_lesson:
+                one.learn(now)
 
     # Loading.
 

@@ -61,13 +61,6 @@ class Below:
         return tuple(wanted)
 
 
-def first_needed(group: LayerGroup, tokens: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
-    """Number of the first block that a query behind so many tokens reads: i - window < j."""
-    if group.window is None:
-        return np.zeros_like(tokens)
-    return np.maximum(0, tokens - group.window + 1) // block_size
-
-
 def find_below(
     groups: Sequence[LayerGroup],
     tiers: Sequence[Tier],
@@ -83,13 +76,13 @@ def find_below(
     tokens, start = hit
     if len(groups) == 1 and groups[0].window is None:
         return _find_in_one(tiers, keys, hit, block_size, in_pool)
-    windowed = [int(first_needed(group, np.array([tokens]), block_size)[0]) for group in groups if group.window is not None]
+    windowed = [group.first_needed(tokens, block_size) for group in groups if group.window is not None]
     first = min([start, *windowed])
     sources = _sources(groups, tiers, keys, first, start, in_pool)
     if sources is None:
         return _nothing(len(groups), len(tiers), keys, hit)
     cuts = np.arange(start, first + sources.shape[1] + 1, dtype=np.int64)
-    starts = np.stack([first_needed(group, cuts * block_size, block_size) for group in groups])
+    starts = np.stack([group.first_needed(cuts * block_size, block_size) for group in groups])
     if windowed:
         valid = _valid(sources, first, cuts, starts)
         # The pool's own hit, which may end within a block, needs nothing. A cut that ends before it is no gain.

@@ -58,8 +58,7 @@ class Scheduler:
         """
         assert kv_cache.rows <= limits.max_num_seqs, "the KV cache manager has more rows than sequences may run"
         assert max_model_len <= kv_cache.max_model_len, "the KV cache manager's tables are shorter than the context"
-        cap = limits.long_prefill_token_threshold or limits.prefill_chunk_size
-        largest = min(limits.prefill_chunk_size, limits.max_num_batched_tokens, cap, max_model_len)
+        largest = min(limits.chunk_tokens_max, max_model_len)
         assert largest <= kv_cache.max_chunk, "the KV cache manager's windowed groups count with smaller chunks"
         self.kv_cache = kv_cache
         self.offload: Offload = offload or NoOffload()

@@ -29,9 +29,6 @@ MAX_TOKENIZE_TOKENS = 1 << 20
 MAX_DETOKENIZE_TOKENS = 1 << 20
 """Token ids that /detokenize turns into text in one call."""
 
-MAX_PRIORITY = 1 << 31
-"""Priorities lie in [-MAX_PRIORITY, MAX_PRIORITY]."""
-
 MAX_BODIES_AT_ONCE = 16
 """Number of largest allowed bodies that all calls together may have in memory while they are being read."""
 

@@ -16,6 +16,7 @@ from kveik.request.request import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
+    MAX_PRIORITY,
     MAX_RETENTION_SECONDS,
     MAX_SALT_CHARACTERS,
     MAX_SEED,
@@ -26,7 +27,6 @@ from kveik.request.request import (
 from kveik.server.call_limits import (
     MAX_DETOKENIZE_TOKENS,
     MAX_MESSAGES,
-    MAX_PRIORITY,
     MAX_PROMPTS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOOLS,

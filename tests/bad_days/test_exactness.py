@@ -19,6 +19,7 @@ from kveik.config import CacheConfig, EngineConfig, ModelConfig, ScheduleConfig
 from kveik.engine.llm import LLM
 from kveik.offload.stores.record import Miss, RecordKey
 from kveik.schedule.draft import Draft
+from kveik.schedule.reasons import Cause
 from kveik.text.heldout import heldout_text
 from tests.bad_days.traffic import GREEDY, Asked, Traffic, drawn
 from tests.engine.tiered import believe, carrier, mover, read
@@ -103,8 +104,9 @@ def cache_of(way: str, folder: Path) -> Iterator[dict[str, object]]:
 def give_way(llm: LLM, chance: random.Random) -> None:
     """Now and then a running sequence loses its blocks, and all that the pool has goes down at once."""
     scheduler, now = llm.loaded.engine.scheduler, llm.loaded.engine.clock.now()
-    if chance.random() < 0.05 and (decoding := list(scheduler._decodes.values())):
-        scheduler._preempt(chance.choice(decoding), Draft(now, budget=0))
+    draft = Draft(scheduler._batch)
+    if chance.random() < 0.05 and (decoding := draft.decoding()):
+        scheduler._preempt(chance.choice(decoding), draft, Cause.POLICY, now)
         for number, group in enumerate(scheduler.kv_cache._groups):
             scheduler.kv_cache.evictor.evict(number, group.pool.full, now)
         llm.loaded.engine.attend()

@@ -1,4 +1,4 @@
-"""Blocks are free, cached or held (law 1), and taken in the promised order."""
+"""Blocks are free, cached or held (law 1), and allocated in the promised order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SlowPool:
         self.references = [0] * blocks
         self.findable: dict[int, int] = {}
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         block = self.unheld.pop(0)
         self.references[block] = 1
         self.findable.pop(block, None)
@@ -30,12 +30,12 @@ class SlowPool:
         before = [other for other in self.unheld if self.findable.get(other, UNFINDABLE) <= found]
         self.unheld.insert(len(before) if found else 0, block)
 
-    def hold(self, block: int) -> None:
+    def touch(self, block: int) -> None:
         if block in self.unheld:
             self.unheld.remove(block)
         self.references[block] += 1
 
-    def give_back(self, block: int) -> None:
+    def free(self, block: int) -> None:
         self.references[block] -= 1
         if self.references[block] == 0:
             self.join(block)
@@ -62,7 +62,7 @@ def test_the_pool_does_what_the_slow_pool_does_and_no_block_is_lost_or_held_twic
         assert pool.cached == len(slow.findable.keys() & set(slow.unheld))
         assert list(pool.oldest()) == [block for block in slow.unheld if slow.findable.get(block) == FULL]
         assert pool.held == len(holders)
-        assert pool.free == pool.total - pool.held - pool.cached
+        assert pool.free_count == pool.total - pool.held - pool.cached
 
 
 def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
@@ -70,18 +70,18 @@ def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
     match chance.randrange(6):
         case 0 if slow.unheld:
             count = chance.randint(1, len(slow.unheld))
-            assert pool.take(count) == [slow.take() for _ in range(count)]
+            assert pool.allocate(count) == [slow.allocate() for _ in range(count)]
         case 1:
             # A hit: found by content, held or not.
             if slow.findable:
                 block = chance.choice(sorted(slow.findable))
-                pool.hold(block)
-                slow.hold(block)
+                pool.touch(block)
+                slow.touch(block)
         case 2 if held:
             some = chance.sample(held, chance.randint(1, len(held)))
-            pool.give_back(*some)
+            pool.free(*some)
             for block in some:
-                slow.give_back(block)
+                slow.free(block)
         case 3 if held:
             block, found = chance.choice(held), chance.choice((PARTIAL, FULL))
             pool.mark(block, found)
@@ -97,43 +97,43 @@ def act(chance: random.Random, pool: BlockPool, slow: SlowPool) -> None:
             slow.renew(block)
 
 
-def test_a_sequence_s_tail_is_taken_before_its_head_and_the_longest_unused_first() -> None:
+def test_a_sequence_s_tail_is_allocated_before_its_head_and_the_longest_unused_first() -> None:
     pool = BlockPool(6)
-    older, newer = pool.take(3), pool.take(3)
+    older, newer = pool.allocate(3), pool.allocate(3)
     for block in (*older, *newer):
         pool.mark(block, FULL)
     for blocks in (older, newer):
         for block in reversed(blocks):
-            pool.give_back(block)
-    assert pool.take(6) == [*reversed(older), *reversed(newer)]
+            pool.free(block)
+    assert pool.allocate(6) == [*reversed(older), *reversed(newer)]
 
 
-def test_what_nobody_can_find_is_taken_before_what_can_be_found() -> None:
+def test_what_nobody_can_find_is_allocated_before_what_can_be_found() -> None:
     pool = BlockPool(3)
-    first, second, third = pool.take(3)
+    first, second, third = pool.allocate(3)
     pool.mark(first, FULL)
-    pool.give_back(first)
+    pool.free(first)
     pool.mark(second, FULL)
-    pool.give_back(second)
-    pool.give_back(third)
-    assert pool.take(3) == [third, first, second]
+    pool.free(second)
+    pool.free(third)
+    assert pool.allocate(3) == [third, first, second]
 
 
-def test_a_hit_saves_a_block_from_being_taken() -> None:
+def test_a_hit_saves_a_block_from_being_allocated() -> None:
     pool = BlockPool(2)
-    first, second = pool.take(2)
+    first, second = pool.allocate(2)
     for block in (first, second):
         pool.mark(block, FULL)
-        pool.give_back(block)
-    pool.hold(first)
-    assert pool.take(1) == [second]
+        pool.free(block)
+    pool.touch(first)
+    assert pool.allocate(1) == [second]
     assert pool.available == 0
 
 
 def test_giving_back_what_nobody_holds_is_caught() -> None:
     pool = BlockPool(1)
     with pytest.raises(AssertionError, match="not held"):
-        pool.give_back(0)
+        pool.free(0)
 
 
 def test_taking_from_an_empty_order_is_caught() -> None:
@@ -142,18 +142,18 @@ def test_taking_from_an_empty_order_is_caught() -> None:
         order.next()
 
 
-def test_a_partial_block_is_taken_before_full_ones_however_old_they_are() -> None:
+def test_a_partial_block_is_allocated_before_full_ones_however_old_they_are() -> None:
     pool = BlockPool(3)
-    full, partial, again = pool.take(3)
+    full, partial, again = pool.allocate(3)
     for block, found in ((full, FULL), (partial, PARTIAL), (again, FULL)):
         pool.mark(block, found)
-        pool.give_back(block)
-    assert pool.take(3) == [partial, full, again]
+        pool.free(block)
+    assert pool.allocate(3) == [partial, full, again]
 
 
 def test_the_check_finds_a_wrong_count_and_a_lost_block() -> None:
     pool = BlockPool(2)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     with pytest.raises(AssertionError, match="lost"):
         pool.check({})
     with pytest.raises(AssertionError, match="count"):

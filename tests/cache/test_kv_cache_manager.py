@@ -328,19 +328,19 @@ def admit_with_chunks(cache, sequence_id: int, tokens: list[int]) -> int:  # typ
 
 
 def test_a_hit_must_satisfy_every_group() -> None:
-    cache = kv_cache([8, 5], windows=(None, 8), max_chunk=4)
-    first, second = list(range(16)), list(range(50, 66))
-    for number, tokens in enumerate((first, second)):
+    cache = kv_cache([12, 5], windows=(None, 8), max_chunk=4)
+    first, second, third = list(range(16)), list(range(50, 66)), list(range(70, 86))
+    for number, tokens in enumerate((first, second, third)):
         cache.open(number, tokens, request="r")
         cache.admit(number, None, 16, 0.0)
         for computed in range(4, 17, 4):
             cache.grow(number, computed, 0.0)
             cache.commit(number, computed)
         leave(cache, number, 16)
-    # The full group still has all of the first prompt; the windowed one has lost its last blocks to the second.
+    # The full group still has all of the first prompt; the windowed one has lost its last blocks to the others.
     enter(cache, 9, first)
     assert cache.match(9, 15) is None
-    enter(cache, 10, second)
+    enter(cache, 10, third)
     found = cache.match(10, 15)
     assert found is not None
     assert found.tokens == 15

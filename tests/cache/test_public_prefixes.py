@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from kveik.cache.key_chains import PublicPrefixes
 from kveik.cache.keys import KeyChain, KeySpace
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.public_prefixes import PublicPrefixes
 from tests.seeds import over_seeds
 
 SIZE = 4

@@ -68,7 +68,7 @@ def test_the_policy_is_the_one_that_is_asked_for() -> None:
         policy = eviction_policy(CacheConfig(eviction_policy=name), 100, 0)
         assert isinstance(policy, PriorityPolicy)
         assert isinstance(policy.policy, kind)
-    assert eviction_policy(CacheConfig(enable_prefix_caching=False), 100, 0) is None
+    assert isinstance(eviction_policy(CacheConfig(enable_prefix_caching=False), 100, 0), LruPolicy)
 
 
 def test_each_model_has_its_file_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_shares_of_the_cache_become_blocks() -> None:
     assert isinstance(policy, TenantPolicy)
     assert [policy.party(tenant).grant for tenant in (b"a", b"b", b"c")] == [Grant(25, 50), Grant(0, 100), Grant()]
     assert grants_of(shares, 1000)[b"a"] == Grant(250, 500)
-    assert eviction_policy(CacheConfig(enable_prefix_caching=False), 100, 0, shares) is None
+    assert isinstance(eviction_policy(CacheConfig(enable_prefix_caching=False), 100, 0, shares), LruPolicy)
 
 
 def test_shares_are_read_with_keys_that_hold_any_character_and_never_told_again() -> None:

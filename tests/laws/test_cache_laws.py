@@ -30,11 +30,9 @@ class LedgerMachine(RuleBasedStateMachine):
         windows=some.sampled_from([(None,), (None, 6), (5,)]),
         extra=some.integers(0, 12),
         caching=some.booleans(),
-        policy=some.sampled_from([lambda: None, LruPolicy, lambda: HazardPolicy(SIZE, random.Random(0), samples=4)]),
+        policy=some.sampled_from([LruPolicy, lambda: HazardPolicy(SIZE, random.Random(0), samples=4)]),
     )
-    def build(
-        self, windows: tuple[int | None, ...], extra: int, caching: bool, policy: Callable[[], EvictionPolicy | None]
-    ) -> None:
+    def build(self, windows: tuple[int | None, ...], extra: int, caching: bool, policy: Callable[[], EvictionPolicy]) -> None:
         groups = [LayerGroup((number,), 1, 1, window) for number, window in enumerate(windows)]
         blocks = [blocks_at_most(group, CONTEXT, SIZE, CHUNK) + extra for group in groups]
         self.kv_cache = KVCacheManager(

@@ -11,9 +11,9 @@ from kveik.cache.eviction.hazard import HazardPolicy
 from kveik.cache.eviction.lru import LruPolicy
 from kveik.cache.eviction.policy import EvictionPolicy
 from kveik.cache.eviction.tenants import Grant, TenantPolicy
+from kveik.cache.key_chains import PublicPrefixes
 from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.layout import LayerGroup
-from kveik.cache.public_prefixes import PublicPrefixes
 from kveik.config import ScheduleConfig
 from kveik.errors import DoesNotFit
 from kveik.offload.tier import Tier, TierSpec

@@ -19,7 +19,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 CONVERSATION, SYNTHETIC = TRACES / "conversation_1200.jsonl.gz", TRACES / "synthetic_700.jsonl.gz"
 
 
-def hits(requests: Sequence[TraceRequest], blocks: int, policy: EvictionPolicy | None, **how: bool) -> float:
+def hits(requests: Sequence[TraceRequest], blocks: int, policy: EvictionPolicy, **how: bool) -> float:
     """Share of all prompt blocks found in the pool."""
     return two_hits(requests, Replay(blocks, policy, beside=longest(requests), **how))[0]
 
@@ -79,32 +79,27 @@ def slow_tail_first(requests: Sequence[TraceRequest], blocks: int) -> float:
 @pytest.mark.parametrize("blocks", [300, 1000, 3000])
 def test_lru_finds_what_plain_simulations_find(trace: Path, blocks: int) -> None:
     requests = read_trace(trace)
-    assert hits(requests, blocks, None, plain=True) == slow_plain(requests, blocks)
-    assert hits(requests, blocks, None) == slow_tail_first(requests, blocks)
-
-
-def test_the_pool_s_own_order_and_a_policy_of_least_recent_use_are_the_same() -> None:
-    requests = read_trace(SYNTHETIC)
-    assert hits(requests, 1000, LruPolicy()) == hits(requests, 1000, None)
+    assert hits(requests, blocks, LruPolicy(), plain=True) == slow_plain(requests, blocks)
+    assert hits(requests, blocks, LruPolicy()) == slow_tail_first(requests, blocks)
 
 
 @pytest.mark.parametrize("trace", [CONVERSATION, SYNTHETIC], ids=lambda path: path.name)
 @pytest.mark.parametrize("blocks", [1000, 3000])
 def test_hazard_finds_a_quarter_more_than_lru_in_real_traces(trace: Path, blocks: int) -> None:
     requests = read_trace(trace)
-    assert hits(requests, blocks, hazard()) > 1.25 * hits(requests, blocks, None)
+    assert hits(requests, blocks, hazard()) > 1.25 * hits(requests, blocks, LruPolicy())
 
 
 def test_hazard_finds_half_of_a_loop_of_which_lru_finds_nothing() -> None:
     requests = list(cycle(5000, rounds=20))
-    assert hits(requests, 3000, None) == 0.0
+    assert hits(requests, 3000, LruPolicy()) == 0.0
     assert hits(requests, 3000, hazard()) >= 0.5
 
 
 @pytest.mark.parametrize("blocks", [300, 1000])
 def test_hazard_is_not_below_lru_in_a_loop_of_agents(blocks: int) -> None:
     requests = list(agents(random.Random(1), 1500))
-    assert hits(requests, blocks, hazard()) > hits(requests, blocks, None) - 0.003
+    assert hits(requests, blocks, hazard()) > hits(requests, blocks, LruPolicy()) - 0.003
 
 
 def slow_two(requests: Sequence[TraceRequest], blocks: int, below: int) -> tuple[float, float, int]:

@@ -26,7 +26,7 @@ BEHIND = ("clock.py", "cache/eviction/", "model/", "kernels/", "sample/", "obser
 BEHIND_THE_MOVER = (
     "offload/availability.py",
     "offload/counts.py",
-    "offload/load_job.py",
+    "offload/block_load.py",
     "offload/reader.py",
     "offload/tier_thread.py",
     "offload/writer.py",

@@ -229,7 +229,7 @@ class Lifetime:
                 store.check()
 
 
-def hazard_of(policy: EvictionPolicy | None) -> HazardPolicy:
+def hazard_of(policy: EvictionPolicy) -> HazardPolicy:
     assert isinstance(policy, PriorityPolicy)
     assert isinstance(policy.policy, HazardPolicy)
     return policy.policy

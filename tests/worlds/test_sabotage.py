@@ -63,21 +63,21 @@ def window_one_too_short(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_index(patch: pytest.MonkeyPatch) -> None:
-    """A block that is taken for something else can still be found as what it was."""
-    patch.setattr(GroupBlocks, "allocate", lambda self, count: self.pool.take(count))
+    """A block that is allocated for something else can still be found as what it was."""
+    patch.setattr(GroupBlocks, "allocate", lambda self, count: self.pool.allocate(count))
 
 
 def lost_block(patch: pytest.MonkeyPatch) -> None:
-    """Every hundredth block that is given back is not."""
-    give_back, count = BlockPool.give_back, [0]
+    """Every hundredth block that is freed is not."""
+    free, count = BlockPool.free, [0]
 
     def leak(self: BlockPool, *blocks: int) -> None:
         for block in blocks:
             count[0] += 1
             if count[0] % 100:
-                give_back(self, block)
+                free(self, block)
 
-    patch.setattr(BlockPool, "give_back", leak)
+    patch.setattr(BlockPool, "free", leak)
 
 
 def written_while_shared(patch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def written_while_shared(patch: pytest.MonkeyPatch) -> None:
 
     def share(self: KVCacheManager, seq: Any, match: Any, now: float) -> tuple[()]:
         for number, source in enumerate(match.sources):
-            self._groups[number].pool.hold(source)
+            self._groups[number].pool.touch(source)
             seq.blocks[number].append(source)
             self._tables.arrays[number][seq.row, match.full] = source
         return ()
@@ -270,7 +270,7 @@ def load_not_held(patch: pytest.MonkeyPatch) -> None:
     def reserve_and_let_go(self: LoadReservations, sequence_id: int, wanted: Any, *arguments: Any) -> Any:
         blocks = reserve(self, sequence_id, wanted, *arguments)
         for (group, _), block in zip(wanted, blocks or (), strict=False):
-            self._groups[group].pool.give_back(block)
+            self._groups[group].pool.free(block)
         return blocks
 
     patch.setattr(LoadReservations, "reserve", reserve_and_let_go)

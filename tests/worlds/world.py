@@ -30,12 +30,6 @@ SHAPES = ((None,), (None,), (None, 8), (None, 20), (5,), (None, 1, 13))
 """Windows of the layer groups."""
 
 
-def chunk_at_most(limits: ScheduleConfig) -> int:
-    """Tokens of one sequence in one step at most."""
-    cap = limits.long_prefill_token_threshold or limits.prefill_chunk_size
-    return min(cap, limits.prefill_chunk_size, limits.max_num_batched_tokens)
-
-
 @dataclass
 class World:
     """Everything drawn from the seed before the first step."""
@@ -74,7 +68,7 @@ class World:
             look_past_limit=chance.choice((0, 2, 64)),
         )
         groups = [LayerGroup((number,), 1, 4, window) for number, window in enumerate(chance.choice(SHAPES))]
-        chunk = chunk_at_most(limits)
+        chunk = limits.chunk_tokens_max
         least = [blocks_at_most(group, max_model_len, block_size, chunk) for group in groups]
         extra = chance.choice((0, 0, 1, 3, 10, 60))
         blocks = [count + chance.randrange(extra + 1) for count in least]
@@ -175,7 +169,7 @@ class Run:
             block_size=world.block_size,
             rows=world.limits.max_num_seqs,
             max_model_len=world.max_model_len,
-            max_chunk=chunk_at_most(world.limits),
+            max_chunk=world.limits.chunk_tokens_max,
             enable_prefix_caching=world.caching,
             eviction=world.eviction,
             record_facts=world.chain is not None,
@@ -230,8 +224,9 @@ class Run:
         self.several += int((settled.kept > 1).sum())
         if self.tiers is not None and self.world.chance.random() < 0.5:
             self.offload.carry_out(now)
-        if self.world.eviction is not None and self.steps % 10 == 9:
-            self.world.eviction.learn(now)
+        learner = self.kv_cache.evictor.policy.learner
+        if learner is not None and self.steps % 10 == 9:
+            learner.learn(now)
         self.scheduler.check()
         self.preemptions += len(plan.preempted)
         self.steps += 1

@@ -1,1 +1,1 @@
-"""Which stored block goes first. Policies of equal shape for the pool and every tier; the protocol is in `policy`."""
+"""Eviction policies: siblings of equal shape for the pool and every tier. The protocol is in `policy`."""

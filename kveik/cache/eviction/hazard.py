@@ -72,6 +72,10 @@ class HazardPolicy:
         self._flat_index = index.ravel().tolist()
 
     @property
+    def learner(self) -> HazardPolicy:
+        return self
+
+    @property
     def stored_count(self) -> int:
         return self._count + len(self._strays) + len(self._strays_aside)
 

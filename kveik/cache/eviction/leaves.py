@@ -1,4 +1,4 @@
-"""Segments of which nothing that follows is stored, and who of a random few of them is worth least. Arrays beside objects.
+"""Leaves: segments behind which nothing is stored, and the one that is worth least of a random few. Arrays beside objects.
 
 segments   a   b   c   d   e        place 0 … 4; the last one fills a gap
 touched    7.0 3.0 9.0 9.0 4.0      as the segments say themselves: here so that one draw is a few operations on arrays

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from kveik.cache.eviction.policy import USUAL, Key, Learnt, MayGo, Rank, Visit
+from kveik.cache.eviction.policy import USUAL, Key, MayGo, Rank, Visit
 
 
 class LruPolicy:
     """Every operation is O(1) per key. A pool with this order needs no policy object: its own list has it (`pool.LruOrder`)."""
+
+    learner = None
 
     def __init__(self) -> None:
         self._touched: OrderedDict[Key, float] = OrderedDict()
@@ -77,20 +79,6 @@ class LruPolicy:
         """Minus their ages in seconds."""
         unknown = float("-inf")
         return [self._touched.get(key, self._aside.get(key, unknown)) - now for key in keys]
-
-    @property
-    def wants_lesson(self) -> bool:
-        return False
-
-    def learn(self, now: float) -> None:
-        pass
-
-    def learnt(self) -> Learnt:
-        return {}
-
-    def restore(self, learnt: Learnt) -> None:
-        if learnt:
-            raise ValueError("Least recently used first learns nothing; these are tables of another policy.")
 
     def check(self, keys: Iterable[Key]) -> None:
         assert self._touched.keys().isdisjoint(self._aside), "a key may go and is set aside"

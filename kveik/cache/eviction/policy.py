@@ -1,4 +1,4 @@
-"""What an eviction policy is told, and what it answers. It knows keys and times; no memory, holders, tensors or tokens.
+"""Eviction policy: the protocol, and the values it is told. Knows keys and times; no memory, holders, tensors or tokens.
 
 A *store* (the pool, or a tier below it) has one policy object. It tells the policy what happens to its records, and asks which
 one to give up. Keys come in chains: a request's blocks from the first on, each key standing for everything before it too
@@ -86,8 +86,34 @@ class Chance(Protocol):
         ...
 
 
+class Learner(Protocol):
+    """Learns from what happens in a store: a policy, or the policies in it."""
+
+    @property
+    def wants_lesson(self) -> bool:
+        """Enough has happened since it last learnt."""
+        ...
+
+    def learn(self, now: float) -> None:
+        """Draw conclusions from what was noted. Takes milliseconds, so the caller chooses when."""
+        ...
+
+    def learnt(self) -> Learnt:
+        """What it has learnt."""
+        ...
+
+    def restore(self, learnt: Learnt) -> None:
+        """Take over what an earlier one has learnt. Raises ValueError, and changes nothing, where it has another shape."""
+        ...
+
+
 class EvictionPolicy(Protocol):
     """Which record goes first. One object per store; time and chance are given to it."""
+
+    @property
+    def learner(self) -> Learner | None:
+        """The part that learns; None where nothing does."""
+        ...
 
     @property
     def stored_count(self) -> int:
@@ -121,23 +147,6 @@ class EvictionPolicy(Protocol):
 
     def worths(self, keys: Sequence[Key], now: float) -> list[float]:
         """How much it is worth to keep each, by the policy's own measure; minus infinity where it knows nothing of one."""
-        ...
-
-    @property
-    def wants_lesson(self) -> bool:
-        """Whether enough has happened since it last learnt."""
-        ...
-
-    def learn(self, now: float) -> None:
-        """Draw conclusions from what was noted. Takes milliseconds, so the caller chooses when."""
-        ...
-
-    def learnt(self) -> Learnt:
-        """What it has learnt; empty where it learns nothing."""
-        ...
-
-    def restore(self, learnt: Learnt) -> None:
-        """Take over what an earlier policy has learnt. Raises ValueError, and changes nothing, where it has another shape."""
         ...
 
     def check(self, keys: Iterable[Key]) -> None:

@@ -15,7 +15,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from kveik.cache.eviction.policy import USUAL, EvictionPolicy, Key, Learnt, MayGo, Rank, Retention, Visit
+from kveik.cache.eviction.policy import USUAL, EvictionPolicy, Key, Learner, MayGo, Rank, Retention, Visit
 
 
 class Low:
@@ -139,6 +139,10 @@ class PriorityPolicy:
         self._low, self._high = Low(), High()
 
     @property
+    def learner(self) -> Learner | None:
+        return self.policy.learner
+
+    @property
     def stored_count(self) -> int:
         return self.policy.stored_count
 
@@ -226,19 +230,6 @@ class PriorityPolicy:
 
     def worths(self, keys: Sequence[Key], now: float) -> list[float]:
         return self.policy.worths(keys, now)
-
-    @property
-    def wants_lesson(self) -> bool:
-        return self.policy.wants_lesson
-
-    def learn(self, now: float) -> None:
-        self.policy.learn(now)
-
-    def learnt(self) -> Learnt:
-        return self.policy.learnt()
-
-    def restore(self, learnt: Learnt) -> None:
-        self.policy.restore(learnt)
 
     def check(self, keys: Iterable[Key]) -> None:
         stored, low, high = set(keys), self._low.level.keys(), self._high.hints.keys()

@@ -1,4 +1,4 @@
-"""How likely records of a kind are used again at a given age, and what keeping them is therefore worth. NumPy; no records.
+"""Reuse: the likelihood that records of a kind are used again at a given age, and the worth of keeping them. NumPy only.
 
 A *spell* is the time from one use of a segment to the next, or to its being forgotten. Spells are counted by the kind of
 segment and by the bucket of age in which they ended:

@@ -1,4 +1,4 @@
-"""What tenants are granted of a store, as a bound on any policy: one policy object per tenant, and a rule whose goes first.
+"""Grants of tenants in a store, as a bound on any policy: one policy object per tenant, and a rule whose record goes first.
 
     reserved   a tenant that has no more than this never loses a record to another
     maximum    a tenant never has more than this; for more it gives up its own
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kveik.cache.eviction.policy import EvictionPolicy, Key, Learnt, MayGo, Owner, Rank, Visit
+from kveik.cache.eviction.policy import EvictionPolicy, Key, Learner, Learnt, MayGo, Owner, Rank, Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,30 @@ class Party:
         self.weight = 0
 
 
+class Learners:
+    """What learns in the parties' policies, that of the party without a grant first."""
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        self._learners = learners
+
+    @property
+    def wants_lesson(self) -> bool:
+        return any(one.wants_lesson for one in self._learners)
+
+    def learn(self, now: float) -> None:
+        for one in self._learners:
+            if one.wants_lesson:
+                one.learn(now)
+
+    def learnt(self) -> Learnt:
+        """What those without a grant have taught, which is of use to everybody."""
+        return self._learners[0].learnt()
+
+    def restore(self, learnt: Learnt) -> None:
+        for one in self._learners:
+            one.restore(learnt)
+
+
 class TenantPolicy:
     """As many policies as parties. Every call costs what the party's own policy takes; a victim also O(parties)."""
 
@@ -57,6 +81,8 @@ class TenantPolicy:
             tenant: Party(number, tenant, grant, make()) for number, (tenant, grant) in enumerate(grants.items(), start=3)
         }
         self.parties = (self._common, self._public, *self._granted.values())
+        learners = [one.policy.learner for one in self.parties if one.policy.learner is not None]
+        self.learner = Learners(learners) if learners else None
         self._party_of: dict[Key, Party] = {}
         self._weights: dict[Key, int] = {}
         self._unclaimed: dict[Key, None] = {}
@@ -234,25 +260,6 @@ class TenantPolicy:
     def _knowing(self, key: Key) -> Sequence[Party]:
         party = self._party_of.get(key)
         return self.parties if party is None else (party,)
-
-    # What each has learnt.
-
-    @property
-    def wants_lesson(self) -> bool:
-        return any(party.policy.wants_lesson for party in self.parties)
-
-    def learn(self, now: float) -> None:
-        for party in self.parties:
-            if party.policy.wants_lesson:
-                party.policy.learn(now)
-
-    def learnt(self) -> Learnt:
-        """What those without a grant have taught, which is of use to everybody."""
-        return self._common.policy.learnt()
-
-    def restore(self, learnt: Learnt) -> None:
-        for party in self.parties:
-            party.policy.restore(learnt)
 
     def check(self, keys: Iterable[Key]) -> None:
         stored = set(keys)

@@ -103,8 +103,8 @@ def test_reservations_and_maxima_hold_whoever_comes(make: Callable[[], EvictionP
         if chance.random() < 0.3:
             policy.returned(sorted(store.held))
             store.held = {key for key in store.owner if chance.random() < 0.1}
-        if policy.wants_lesson:
-            policy.learn(store.now)
+        if policy.learner is not None and policy.learner.wants_lesson:
+            policy.learner.learn(store.now)
         policy.check(key for key in store.owner)
         for tenant, grant in GRANTS.items():
             held = sum(owner == tenant and key in store.held for key, owner in store.owner.items())
@@ -183,6 +183,9 @@ def test_all_learn_from_what_was_learnt_before() -> None:
     source = HazardPolicy(512, random.Random(0))
     source.used(Visit(chain(1, 2), 2, 10, 0.0, 0.0))
     policy = TenantPolicy(GRANTS, lambda: HazardPolicy(512, random.Random(0)))
-    policy.restore(source.learnt())
-    assert policy.learnt().keys() == source.learnt().keys()
-    assert all((policy.party(b"a").policy.learnt()[name] == table).all() for name, table in source.learnt().items())
+    learner, other = policy.learner, policy.party(b"a").policy.learner
+    assert learner is not None
+    assert other is not None
+    learner.restore(source.learnt())
+    assert learner.learnt().keys() == source.learnt().keys()
+    assert all((other.learnt()[name] == table).all() for name, table in source.learnt().items())
