@@ -128,6 +128,7 @@ class _Counts:
     pool_tokens: int = 0
     loaded_tokens: dict[str, int] = field(default_factory=dict)
     load_decisions: dict[LoadReason, int] = field(default_factory=lambda: dict.fromkeys(LOAD_REASONS, 0))
+    prompt_tokens: int = 0
     computed_tokens: int = 0
     unreached_tokens: int = 0
     new_tokens: int = 0
@@ -207,6 +208,7 @@ def _count(counts: _Counts, event: Event) -> None:
             assert event.queried or event.cached_tokens == 0
             counts.queried_tokens += event.prompt_tokens if event.queried else 0
             assert event.pool_tokens >= 0
+            counts.prompt_tokens += event.prompt_tokens
             counts.cached_tokens += event.cached_tokens
             counts.pool_tokens += event.pool_tokens
             for tier, tokens in event.loaded_tokens.items():
@@ -275,7 +277,7 @@ def _totals(counts: _Counts, listener_errors: int) -> Iterable[Metric]:
     yield _counter("prefix_cache_queries", "Prompt tokens looked up in the cache, at admission.", counts.queried_tokens)
     yield _counter("prefix_cache_hits", "Prompt tokens hit in the cache, at admission.", counts.cached_tokens)
     yield _counter("num_preemptions", "Preemptions of running choices.", counts.preemptions)
-    yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", sum(tokens for _, tokens in sources))
+    yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", counts.prompt_tokens)
     yield _labelled("prompt_tokens_by_source", "Prompt tokens by source of their keys and values.", "source", sources)
     if counts.loaded_tokens:
         text = "Admissions by the reason why they loaded from tiers or did not."

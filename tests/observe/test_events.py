@@ -53,6 +53,6 @@ def test_a_kind_of_a_known_refusal_counts_as_that_one():
 
 
 def test_the_parts_of_a_prompt_and_of_a_pool_sum_up():
-    admitted = RequestAdmitted(prompt_tokens=1000, cached_tokens=600, queue_seconds=0.0)
-    assert admitted.cached_tokens + admitted.computed_tokens == admitted.prompt_tokens
+    admitted = RequestAdmitted("r", prompt_tokens=1000, cached_tokens=600, queue_seconds=0.0)
+    assert admitted.pool_tokens == 600
     assert BlockCounts(free=1, cached=2, held=3).total == 6

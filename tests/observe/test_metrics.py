@@ -18,6 +18,7 @@ from kveik.observe.events import (
     Load,
     LoadChanged,
     Preempted,
+    PromptComputed,
     RequestAdmitted,
     RequestArrived,
     RequestFinished,
@@ -76,23 +77,28 @@ def test_the_load_is_shown_per_group_and_state():
 
 
 def test_a_prompt_is_counted_by_source_and_hits_by_token():
-    samples = heard(RequestAdmitted(prompt_tokens=1000, cached_tokens=600, queue_seconds=0.2))
+    samples = heard(
+        RequestAdmitted("r", prompt_tokens=1000, cached_tokens=600, queue_seconds=0.2), PromptComputed("r", 300, 100)
+    )
+    assert value(samples, "prompt_tokens_unreached_total") == 100
     assert value(samples, "prefix_cache_hits_total") == 600
     assert value(samples, "prefix_cache_queries_total") == 1000
     assert value(samples, "prompt_tokens_total") == 1000
-    assert value(samples, "prompt_tokens_by_source_total", source="computed") == 400
+    assert value(samples, "prompt_tokens_by_source_total", source="computed") == 300
     assert value(samples, "prompt_tokens_by_source_total", source="cached") == 600
     assert value(samples, "request_queue_time_seconds_sum") == pytest.approx(0.2)
 
 
 def test_a_request_that_does_not_ask_the_cache_is_no_query():
-    samples = heard(RequestAdmitted(prompt_tokens=100, cached_tokens=0, queue_seconds=0.0, queried=False))
+    samples = heard(RequestAdmitted("r", prompt_tokens=100, cached_tokens=0, queue_seconds=0.0, queried=False))
     assert value(samples, "prefix_cache_queries_total") == 0
     assert value(samples, "prompt_tokens_total") == 100
 
 
 def test_times_and_tokens_of_steps_are_counted():
-    samples = heard(stepped(prefill_tokens=30, decode_tokens=2, new_tokens=3, seconds=0.03, gaps=(0.02, 0.04)), FirstToken(0.3))
+    samples = heard(
+        stepped(prefill_tokens=30, decode_tokens=2, new_tokens=3, seconds=0.03, gaps=(0.02, 0.04)), FirstToken("r", 0.3)
+    )
     assert value(samples, "generation_tokens_total") == 3
     assert value(samples, "inter_token_latency_seconds_count") == 2
     assert value(samples, "inter_token_latency_seconds_sum") == pytest.approx(0.06)
@@ -104,9 +110,11 @@ def test_times_and_tokens_of_steps_are_counted():
 
 
 def test_ends_refusals_preemptions_and_overruns_are_counted():
-    finished = [RequestFinished(reason, 10, 0, 3, 1.5) for reason in (*FINISHED_REASONS, "stop")]
+    finished = [RequestFinished("r", reason, 10, 0, 3, 1.5) for reason in (*FINISHED_REASONS, "stop")]
     refused = [RequestRefused(reason) for reason in (*REFUSED_REASONS, "overloaded")]
-    samples = heard(RequestArrived(10, 1), *finished, *refused, Preempted(), StreamOverrun(), StreamOverrun())
+    samples = heard(
+        RequestArrived("r", 10, 1), *finished, *refused, Preempted("r", "blocks", 40), StreamOverrun("r"), StreamOverrun("r")
+    )
     for reason in FINISHED_REASONS:
         assert value(samples, "request_success_total", finished_reason=reason) == 1 + (reason == "stop")
     for reason in REFUSED_REASONS:
@@ -157,7 +165,7 @@ def test_the_process_wide_registry_stays_untouched():
 
 def test_an_idle_engine_shows_the_same_at_every_scrape():
     metrics = Metrics(FACTS, listener_errors=lambda: 7)
-    for event in (RequestAdmitted(20, 4, 0.1), stepped(gaps=(0.1,)), RequestFinished("stop", 20, 4, 3, 1.0)):
+    for event in (RequestAdmitted("r", 20, 4, 0.1), stepped(gaps=(0.1,)), RequestFinished("r", "stop", 20, 4, 3, 1.0)):
         metrics.listen(event)
     assert len({metrics.exposition() for _ in range(60)}) == 1
     assert value(scrape(metrics), "listener_errors_total") == 7
@@ -168,7 +176,7 @@ def test_an_impossible_admission_is_an_error_and_counts_nothing(prompt, cached, 
     bus = EventBus()
     metrics = Metrics(FACTS, listener_errors=lambda: bus.errors)
     bus.subscribe(metrics.listen)
-    bus.publish(RequestAdmitted(prompt, cached, 0.0, queried))
+    bus.publish(RequestAdmitted("r", prompt, cached, 0.0, queried))
     samples = scrape(metrics)
     assert value(samples, "listener_errors_total") == 1
     assert value(samples, "prompt_tokens_total") == value(samples, "prefix_cache_queries_total") == 0
@@ -190,7 +198,7 @@ class World:
     def arrive(self) -> Iterator[Event]:
         prompt = self.chance.randint(1, 500)
         self.waiting.append((prompt, self.chance.randint(0, prompt - 1), False))
-        yield RequestArrived(prompt, 1)
+        yield RequestArrived("r", prompt, 1)
 
     def admit(self) -> Iterator[Event]:
         if self.waiting:
@@ -199,20 +207,21 @@ class World:
             if not known:
                 self.prompt_tokens += prompt
                 self.cached_tokens += cached
-                yield RequestAdmitted(prompt, cached, self.chance.random())
+                yield RequestAdmitted("r", prompt, cached, self.chance.random())
+                yield PromptComputed("r", prompt - cached, 0)
 
     def preempt(self) -> Iterator[Event]:
         if self.running:
             self.waiting.insert(0, self.running.pop())
             self.preemptions += 1
-            yield Preempted()
+            yield Preempted("r", "blocks", 40)
 
     def end(self) -> Iterator[Event]:
         queue = self.chance.choice([self.waiting, self.running])
         if queue:
             prompt, cached, known = queue.pop(self.chance.randrange(len(queue)))
             self.ended += 1
-            yield RequestFinished(self.chance.choice(FINISHED_REASONS), prompt, cached if known else 0, 5, 1.0)
+            yield RequestFinished("r", self.chance.choice(FINISHED_REASONS), prompt, cached if known else 0, 5, 1.0)
 
     def step(self) -> Iterator[Event]:
         gaps = tuple(self.chance.random() for _ in self.running)
@@ -253,7 +262,7 @@ def test_a_scrape_from_another_thread_sees_whole_events():
 
     def work() -> None:
         while not over.is_set():
-            metrics.listen(RequestAdmitted(10, 4, 0.0))
+            metrics.listen(RequestAdmitted("r", 10, 4, 0.0))
 
     thread = threading.Thread(target=work)
     thread.start()
