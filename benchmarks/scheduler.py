@@ -35,7 +35,7 @@ from kveik.config import ScheduleConfig, StreamConfig
 from kveik.engine.engine import Engine
 from kveik.engine.executor import ModelExecutor
 from kveik.engine.loop import EngineLoop
-from kveik.engine.record import Recorder
+from kveik.engine.recorder import Recorder
 from kveik.engine.stream import RequestStream
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics

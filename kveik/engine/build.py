@@ -32,7 +32,7 @@ from kveik.engine.planner import (
     plan_model,
     quantization_of,
 )
-from kveik.engine.record import Recorder
+from kveik.engine.recorder import Recorder
 from kveik.errors import BadValue, ModelBroken, Refused, Unreachable
 from kveik.machine.allocator import resident_bytes, return_free_memory
 from kveik.model.catalogue import find_model
@@ -42,8 +42,8 @@ from kveik.model.weights import ModelFile, open_model
 from kveik.observe.bus import EventBus
 from kveik.observe.metrics import EngineFacts, Metrics
 from kveik.observe.tiers import log_tiers
+from kveik.offload.interface import Offload
 from kveik.offload.open_tiers import check_tiers, open_tiers, plan_tiers
-from kveik.offload.protocol import Offload
 from kveik.sample.sampler import Sampler
 from kveik.schedule.scheduler import Scheduler
 from kveik.schedule.step_cost import StepCost

@@ -12,7 +12,7 @@ import numpy as np
 
 from kveik.clock import Clock
 from kveik.engine.executor import Executor
-from kveik.engine.record import Recorder
+from kveik.engine.recorder import Recorder
 from kveik.engine.stream import TokenEvent
 from kveik.errors import NonFiniteLogits, Overloaded, StepFailed
 from kveik.request.request import Request

@@ -23,8 +23,8 @@ from kveik.config import CacheConfig, EngineConfig
 from kveik.engine.planner import ModelPlan
 from kveik.errors import BadValue
 from kveik.model.catalogue import home_folder
+from kveik.offload.interface import Offload
 from kveik.offload.open_tiers import TierSetting
-from kveik.offload.protocol import Offload
 from kveik.schedule.step_cost import StepCost
 
 logger = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ from kveik.machine.address_space import amount
 from kveik.observe.events import Event
 from kveik.offload.carrier import TierCarrier
 from kveik.offload.cost import ComputeCost, LoadCost
+from kveik.offload.interface import NoOffload, Offload
 from kveik.offload.mailbox import Mailbox
 from kveik.offload.manager import OffloadManager
 from kveik.offload.mover import MovedTier, Mover
-from kveik.offload.protocol import NoOffload, Offload
 from kveik.offload.stores.disk import DiskStore, disk_extent
 from kveik.offload.stores.disk_folder import KV_FOLDER, check_folder
 from kveik.offload.stores.encode import Codec, Int8Rows, Raw

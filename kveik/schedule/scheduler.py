@@ -25,15 +25,15 @@ from kveik.cache.kv_cache_manager import KVCacheManager
 from kveik.cache.prefix_match import PrefixMatch
 from kveik.config import ScheduleConfig
 from kveik.errors import Overloaded, PromptTooLong
-from kveik.offload.protocol import NoOffload, Offload
+from kveik.offload.interface import NoOffload, Offload
 from kveik.request.sequence import FinishReason, Sequence, Status
 from kveik.schedule.draft import Draft
 from kveik.schedule.explanations import Explanations
 from kveik.schedule.plan import Finished, Settled, StepOutcome, StepPlan
-from kveik.schedule.policy import Policy, policy_for
 from kveik.schedule.proposer import NoProposer, Proposer
 from kveik.schedule.reasons import Cause, PrefixInFlight
 from kveik.schedule.running_batch import RunningBatch
+from kveik.schedule.scheduling_policy import Policy, policy_for
 from kveik.schedule.settle import commit_rows
 from kveik.schedule.waiting_queue import WaitingQueue
 from kveik.words import counted

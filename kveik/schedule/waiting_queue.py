@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable
 
 from kveik.request.sequence import Sequence
-from kveik.schedule.policy import Rank
+from kveik.schedule.scheduling_policy import Rank
 
 
 class WaitingQueue:

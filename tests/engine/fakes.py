@@ -9,7 +9,7 @@ from kveik.cache.layout import LayerGroup
 from kveik.clock import StepClock
 from kveik.config import ScheduleConfig
 from kveik.engine.engine import Engine
-from kveik.engine.record import Recorder
+from kveik.engine.recorder import Recorder
 from kveik.observe.bus import EventBus
 from kveik.observe.events import Event
 from kveik.request.request import Request, SamplingParams

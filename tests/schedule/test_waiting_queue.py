@@ -6,7 +6,7 @@ import random
 
 from kveik.request.request import Request, SamplingParams
 from kveik.request.sequence import Sequence
-from kveik.schedule.policy import Rank
+from kveik.schedule.scheduling_policy import Rank
 from kveik.schedule.waiting_queue import WaitingQueue
 from tests.seeds import over_seeds
 

@@ -28,7 +28,7 @@ from kveik.device.cpu import CpuPoolMemory
 from kveik.engine.engine import Engine
 from kveik.engine.eviction import eviction_policy, tier_setting
 from kveik.engine.planner import plan_model
-from kveik.engine.record import Recorder
+from kveik.engine.recorder import Recorder
 from kveik.model.rope import RopeSpec
 from kveik.model.spec import ModelSpec
 from kveik.observe.bus import EventBus

@@ -19,9 +19,9 @@ from kveik.cache.load_reservations import LoadReservations
 from kveik.offload.manager import OffloadManager
 from kveik.offload.transfer import Cancel, StoreRecord
 from kveik.schedule.plan import StepPlan
-from kveik.schedule.policy import FirstCome, PriorityWithAging
 from kveik.schedule.running_batch import RunningBatch
 from kveik.schedule.scheduler import Scheduler
+from kveik.schedule.scheduling_policy import FirstCome, PriorityWithAging
 from tests.schedule import rows
 from tests.worlds.memory import MemoryExecutor
 from tests.worlds.tiers import SimulatedTiers
