@@ -55,6 +55,9 @@ def cache_stats(engine: Engine) -> CacheStats:
 
 def reset_cache(engine: Engine) -> None:
     """Remove all contents, in the pool and in every tier that is not shared; running requests keep their blocks."""
+    # Loads under way are called off: they would bring contents from before.
+    while engine.offload.release_for_blocks():
+        pass
     engine.scheduler.kv_cache.reset()
     engine.recorder.idled()
     # Facts recorded before concern contents that are removed now.

@@ -201,3 +201,20 @@ def test_behind_a_gap_nothing_is_waited_for() -> None:
     assert (one.cached_tokens, one.loaded_tokens) == (2 * SIZE, {"ram": 2 * SIZE})
     assert made.offload.chain.tiers[0].stored(load.records[2].key) == 0
     assert made.cancelled == [load.load]
+
+
+def test_a_load_that_is_called_off_for_a_reset_brings_nothing() -> None:
+    made = below()
+    choice = made.desk.ask(list(range(100, 100 + PROMPT)), 1)
+    made.step()
+    [load] = made.loads
+    made.tell(load, 0, found=True)
+    while made.offload.release_for_blocks():
+        pass
+    made.desk.scheduler.kv_cache.reset()
+    made.offload.attend(made.desk.now)
+    made.offload.reset()
+    while made.desk.scheduler.has_work:
+        made.step()
+    assert choice.status is Status.FINISHED
+    assert choice.cached_tokens == 0

@@ -62,3 +62,16 @@ def test_every_long_public_method_has_a_docstring() -> None:
         if not ast.get_docstring(method) and method.name not in DOCUMENTED
         if (method.end_lineno or 0) - method.lineno + 1 > OBVIOUS_LINES
     )
+
+
+QUESTIONS = ("What", "Which", "Whether", "Who", "How", "Of", "So", "As", "All", "Whose", "Where", "When")
+
+
+def test_a_module_begins_with_what_is_in_it() -> None:
+    opening = ((path, (ast.get_docstring(tree_of(path)) or "x").split()[0]) for path in PACKAGE)
+    assert_none(f"{path}: begins with {word}" for path, word in opening if word in QUESTIONS)
+
+
+def test_no_file_name_stands_twice() -> None:
+    names = [path.name for path in PACKAGE if path.name != "__init__.py"]
+    assert_none(name for name in sorted(set(names)) if names.count(name) > 1)
