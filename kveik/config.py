@@ -111,8 +111,8 @@ class CacheConfig:
     """Bytes of RAM, beside the pool, for blocks that the pool evicts. Default: no such tier."""
 
     kv_ram_encoding: Literal["auto", "int8", "raw"] | None = None
-    """Encoding of blocks in that RAM. auto: int8 where the pool has bfloat16 or float32, which holds two to four times as many;
-    raw: as the pool has them, without loss. Default: auto."""
+    """Encoding of blocks in that RAM. auto: int8 where the pool has bfloat16 or float32, which holds two to four times as many,
+    but raw with --dtype float32; raw: as the pool has them, without loss. Default: auto."""
 
     kv_disk: str | None = None
     """Folder for blocks that pool and RAM evict, and for blocks worth keeping over a restart. One server at a time."""

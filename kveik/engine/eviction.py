@@ -61,7 +61,8 @@ def tier_setting(
 
         return TenantPolicy(grants_of(shares, capacity_bytes), bounded, weighed=True) if shares else bounded()
 
-    return TierSetting(config.cache, plan.memory, plan.spec.groups, plan.kv_type, fingerprint, kv_dtype, policy)
+    exact = config.model.dtype == "float32"
+    return TierSetting(config.cache, plan.memory, plan.spec.groups, plan.kv_type, fingerprint, kv_dtype, exact, policy)
 
 
 def _bounded(config: CacheConfig, records: int, chance: random.Random) -> EvictionPolicy:

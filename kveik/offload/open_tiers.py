@@ -60,6 +60,9 @@ class TierSetting:
     kv_dtype: str
     """As in the blocks' keys: storage and arithmetic."""
 
+    exact: bool
+    """True when --dtype float32 asks for exact arithmetic: RAM then stores blocks as they are, unless told otherwise."""
+
     policy: Callable[[str, int, int], EvictionPolicy]
     """Makes a tier's eviction policy, from its name, its capacity and what one of its larger records takes there, in bytes."""
 
@@ -217,8 +220,10 @@ def _check_room(setting: TierSetting, plan: TierPlan) -> None:
 
 
 def _codec(setting: TierSetting, layout: BlockLayout, name: str) -> Codec:
-    """Only RAM is too dear for blocks as they are; what lasts is exact."""
-    if name != "ram" or setting.config.ram_encoding == "raw" or setting.kv_type.quantised:
+    """Only RAM is too dear for blocks as they are, and not where exact answers were asked for; what lasts is exact."""
+    encoding = setting.config.ram_encoding
+    raw = encoding == "raw" or (encoding == "auto" and setting.exact)
+    if name != "ram" or raw or setting.kv_type.quantised:
         return Raw(layout.block_bytes)
     rows = len(layout.group.layers) * 2 * layout.group.kv_heads * layout.block_size
     return Int8Rows(rows, layout.group.head_dim, setting.kv_type.values)

@@ -161,11 +161,19 @@ def test_another_model_finds_nothing_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_int8_records_are_found_as_well(model: str) -> None:
-    llm = opened(model, kv_ram_bytes=1 << 24)
+    llm = opened(model, kv_ram_bytes=1 << 24, kv_ram_encoding="int8")
     turns = turns_after(answers(llm, prompts()))
     assert [cached for _, cached in answers(llm, turns)] == [KEPT] * CONVERSATIONS
     assert read(llm, "ram") > 0
     llm.close()
+
+
+def test_where_float32_was_asked_for_ram_stores_blocks_as_they_are_unless_told_otherwise(model: str) -> None:
+    lines: list[str] = []
+    opened(model, kv_ram_bytes=1 << 20, report=lines.append).close()
+    opened(model, kv_ram_bytes=1 << 20, kv_ram_encoding="int8", report=lines.append).close()
+    stored = [re.search(r"stored (?:as )?(\w+)", line) for line in lines if line.startswith("tier ram")]
+    assert [one[1] for one in stored if one] == ["raw", "int8"]
 
 
 def test_what_one_engine_computed_another_loads_from_the_server_that_they_share(model: str) -> None:
