@@ -76,7 +76,7 @@ def test_a_common_beginning_is_computed_once(capsys: pytest.CaptureFixture[str])
     [
         ([], "There is no prompt. Give one with -p TEXT"),
         (["--prompts-file", "none.txt"], "The prompts cannot be read from none.txt"),
-        (["-p", "word " * 600], "This server's context holds 512 tokens (--max-model-len)"),
+        (["-p", "word " * 600], "This model's maximum context length is 512 tokens"),
     ],
     ids=["no prompt", "no file", "too long"],
 )
@@ -170,7 +170,7 @@ def test_of_two_starts_at_once_on_one_port_one_learns_of_it_before_it_loads_anyt
         assert refused.stderr is not None
         assert refused.returncode == 1
         said = refused.stderr.read()
-        assert "choose another with --port" in said
+        assert "Choose another with --port" in said
         assert "loading" not in said
     finally:
         for one in both:
@@ -187,7 +187,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert run(["serve", *SMALL, "--port", str(taken.getsockname()[1])]) == 1
-    assert "choose another with --port" in capsys.readouterr().err
+    assert "Choose another with --port" in capsys.readouterr().err
 
 
 def test_a_secret_that_cannot_be_had_is_told_with_its_path_before_the_model_is_loaded(
@@ -197,7 +197,7 @@ def test_a_secret_that_cannot_be_had_is_told_with_its_path_before_the_model_is_l
     monkeypatch.chdir(tmp_path)
     Path("short").write_text("short")
     for path, why in (
-        ("short", "has 5 bytes; it needs at least 16"),
+        ("short", "has 5 bytes. Give one of at least 16"),
         ("short/secret", "cannot be read or created: "),
     ):
         assert run(["serve", *SMALL, "--api-key", "k", "--tenant-secret-file", path]) == 1

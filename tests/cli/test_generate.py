@@ -71,7 +71,7 @@ def test_a_prompt_that_fails_is_told_and_the_others_are_answered(allergic: str, 
     for answer in (first, last):
         assert (answer["finish_reason"], answer["completion_tokens"]) == ("length", 6)
         assert "error" not in answer
-    assert "prompt 1, choice 0: The model's logits were not finite" in captured.err
+    assert "prompt 1, choice 0: The model's logits for this request are not finite" in captured.err
     assert "1 of 3 answers failed" in captured.err
 
 
@@ -81,7 +81,7 @@ def test_many_failures_are_told_as_a_number(allergic: str, tmp_path: Path, capsy
     assert run(["generate", allergic, *GREEDY, "--prompts-file", str(path)]) == 1
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 30
-    assert captured.err.count("no token could be chosen") == 10
+    assert captured.err.count("are not finite") == 10
     assert "30 of 30 answers failed" in captured.err
 
 
@@ -89,7 +89,7 @@ def test_a_prompt_that_is_too_long_is_named(allergic: str, capsys: pytest.Captur
     assert run(["generate", allergic, *GREEDY, "-p", "short", "-p", "x" * 65]) == 1
     captured = capsys.readouterr()
     assert "Prompt 1 is too long." in captured.err
-    assert "65 prompt tokens" in captured.err
+    assert "65 tokens" in captured.err
     assert captured.out == ""
 
 

@@ -102,7 +102,7 @@ def test_the_help_of_a_group_names_its_commands(group: str, capsys: pytest.Captu
         ("chat --temperature -1", 2, "temperature is -1.0"),
         ("evaluate --against fp8", 2, "--against knows no 'fp8'"),
         ("plan --config none.toml", 1, "none.toml cannot be read"),
-        ("serve --host no.such.host.invalid", 1, "cannot be resolved; give an address of this machine with --host."),
+        ("serve --host no.such.host.invalid", 1, "cannot be resolved. Give an address of this machine with --host."),
         ("serve no-such-model --port 0", 1, "There is no model 'no-such-model'"),
         ("plan no-such-model", 1, "There is no model 'no-such-model'"),
         ("generate -p x ./no-such-model.gguf", 1, "There is no model './no-such-model.gguf'"),

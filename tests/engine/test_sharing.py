@@ -14,6 +14,7 @@ from kveik.engine.llm import LLM
 from kveik.engine.loop import EngineLoop
 from kveik.engine.stream import RequestStream
 from kveik.request.request import Request, SamplingParams
+from kveik.schedule.plan import StepPlan
 from tests.engine.tiny import save_tiny_llama
 
 CONTEXT = 2304
@@ -63,18 +64,18 @@ def prompt_of(llm: LLM, seed: int, tokens: int) -> list[int]:
 def computed_by(llm: LLM, prompt: list[int], **more: object) -> tuple[tuple[int, ...], int, int]:
     """Output tokens, cached prompt tokens, and how many tokens the engine computed for it."""
     computed = 0
-    run = llm.loaded.engine.executor.run
+    launch = llm.loaded.engine.executor.launch
 
-    def counted(plan, sequence):  # type: ignore[no-untyped-def]  # the executor's own signature
+    def counted(plan: StepPlan) -> None:
         nonlocal computed
         computed += plan.tokens
-        return run(plan, sequence)
+        launch(plan)
 
-    llm.loaded.engine.executor.run = counted  # type: ignore[method-assign]  # watched from outside
+    llm.loaded.engine.executor.launch = counted  # type: ignore[method-assign]  # watched from outside
     try:
         (completion,) = llm.generate([prompt], greedy(max_tokens=4, **more))
     finally:
-        llm.loaded.engine.executor.run = run  # type: ignore[method-assign]  # as it was before
+        llm.loaded.engine.executor.launch = launch  # type: ignore[method-assign]  # as it was before
     return completion.tokens, completion.cached_tokens, computed
 
 

@@ -17,7 +17,7 @@ from tests.sample.test_sampler import FOUR, assert_drawn_from, assert_quick_is_s
 
 def chances_always_low(patch: pytest.MonkeyPatch) -> None:
     """Every draw takes the lower half of what may come."""
-    patch.setattr(module, "uniforms", lambda places: uniforms(places) / 2)
+    patch.setattr(module, "uniforms", lambda *places: uniforms(*places) / 2)
 
 
 def filters_left_out(patch: pytest.MonkeyPatch) -> None:

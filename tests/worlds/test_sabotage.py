@@ -197,7 +197,7 @@ FAULTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     executor_reads_ahead: OTHER_CONTENT,
     capacity_not_noted: "a sequence is computed beyond its blocks",
     stops_not_seen: "the answer depends on cache or company",
-    moves_not_told: "a sequence's row is not its row in the block tables",
+    moves_not_told: "a sequence has another row in the block tables",
 }
 """What is wrong -> the law that must fire, by what it says."""
 
