@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.command import run
 from benchmarks.facts import environment
 from benchmarks.pages import publish, table
 from kveik.request.request import Request, SamplingParams
-from kveik.request.sampling_rows import SamplingRows, TokenHistory, rows_of
+from kveik.request.sampling_rows import RowDetail, SamplingRows, TokenHistory, needs_detail, seed_words
 from kveik.request.sequence import Sequence
 from kveik.sample.sampler import Sampler
 
@@ -49,10 +51,20 @@ def sequences(count: int, vocab: int, sampling: dict[str, object]) -> list[Seque
     return made
 
 
-def _rows(asked: list[Sequence]) -> SamplingRows:
-    """One row for each."""
-    return rows_of(
-        (one.sampling, one.seed, one.choice, TokenHistory(one.tokens, one.length, one.prompt_length), one.id) for one in asked
+def rows_of(sequences: Iterable[Sequence]) -> SamplingRows:
+    """One row for each, as a plan has it."""
+    asked = list(sequences)
+    parameters = [one.sampling for one in asked]
+    histories = [TokenHistory(one.tokens, one.length, one.prompt_length) for one in asked]
+    return SamplingRows(
+        np.array([one.temperature for one in parameters], dtype=np.float64),
+        np.array([one.top_k for one in parameters], dtype=np.int64),
+        np.array([one.top_p for one in parameters], dtype=np.float64),
+        np.array([one.min_p for one in parameters], dtype=np.float64),
+        np.array([seed_words(one.seed) for one in asked], dtype=np.uint64).reshape(-1, 3),
+        np.array([one.choice for one in asked], dtype=np.int64),
+        np.array([one.output_count for one in asked], dtype=np.int64),
+        {row: RowDetail(one.id, one.sampling, histories[row]) for row, one in enumerate(asked) if needs_detail(one.sampling)},
     )
 
 
@@ -65,7 +77,7 @@ def step_ms(batch: int, vocab: int, kind: str, scale: float, repeats: int) -> fl
     asked, sampler, best = sequences(batch, vocab, KINDS[kind]), Sampler(vocab, vocab), float("inf")
     for _ in range(repeats + 1):
         logits = rows.clone()
-        columns = _rows(asked)
+        columns = rows_of(asked)
         started = time.perf_counter()
         choices = sampler.choose(logits, columns)
         best = min(best, time.perf_counter() - started)

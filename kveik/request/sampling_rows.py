@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -122,21 +122,3 @@ def no_rows() -> SamplingRows:
     """Returns the parameters of a step without rows."""
     none, nothing = np.empty(0, dtype=np.float64), np.empty(0, dtype=np.int64)
     return SamplingRows(none, nothing, none, none, np.empty((0, 3), dtype=np.uint64), nothing, nothing)
-
-
-def rows_of(rows: Iterable[tuple[SamplingParams, int, int, TokenHistory, int]]) -> SamplingRows:
-    """Returns the arrays for (parameters, seed, choice, history, sequence id) of each row."""
-    items = list(rows)
-    if not items:
-        return no_rows()
-    parameters = [item[0] for item in items]
-    return SamplingRows(
-        np.array([one.temperature for one in parameters], dtype=np.float64),
-        np.array([one.top_k for one in parameters], dtype=np.int64),
-        np.array([one.top_p for one in parameters], dtype=np.float64),
-        np.array([one.min_p for one in parameters], dtype=np.float64),
-        np.array([seed_words(item[1]) for item in items], dtype=np.uint64),
-        np.array([item[2] for item in items], dtype=np.int64),
-        np.array([item[3].length - item[3].prompt_length for item in items], dtype=np.int64),
-        {row: RowDetail(item[4], item[0], item[3]) for row, item in enumerate(items) if needs_detail(item[0])},
-    )

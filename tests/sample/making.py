@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from benchmarks.sampler import rows_of
 from kveik.request.request import Request, SamplingParams, TokenLogprob
-from kveik.request.sampling_rows import SamplingRows, TokenHistory, seed_words
-from kveik.request.sampling_rows import rows_of as columns_of
+from kveik.request.sampling_rows import seed_words
 from kveik.request.sequence import Sequence
 from kveik.sample.chance import uniforms
 from kveik.sample.sampler import Sampler
@@ -32,14 +32,6 @@ def sequence(
     made = Sequence.start(id=number, request=request, choice=choice, seed=seed, arrived=0.0)
     made.tokens.extend(output)
     return made
-
-
-def rows_of(sequences: Iterable[Sequence]) -> SamplingRows:
-    """What a plan says of them: one row each."""
-    return columns_of(
-        (one.sampling, one.seed, one.choice, TokenHistory(one.tokens, len(one.tokens), one.prompt_length), one.id)
-        for one in sequences
-    )
 
 
 class Choice(NamedTuple):
